@@ -1,0 +1,230 @@
+//! Specification to text.
+
+use crate::error::{Error, SpecError};
+use crate::loss::{Loss, Merge};
+use crate::lower::{Fragment, RustSimd, lower};
+use crate::plan::cpu::{Tile, tile};
+use crate::program::{Program, Shape};
+use crate::render::render;
+use crate::spec::{Dtype, KernelKind, KernelSpec, Target};
+use minijinja::value::Serde;
+use minijinja::{Value, context};
+use serde::Serialize;
+
+/// A generated kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// What it was generated from.
+    pub spec: KernelSpec,
+    /// Its name, also the stem of its file.
+    pub name: String,
+    /// Its source text.
+    pub text: String,
+}
+
+#[derive(Serialize)]
+struct Statistic {
+    rule: Merge,
+    /// Position in the kernel's `state`: the reference is 0.
+    slot: usize,
+}
+
+#[derive(Serialize)]
+struct Field {
+    name: &'static str,
+    texts: String,
+}
+
+/// Generates one kernel. `loss` is the one that the specification names.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+    let name = spec.name();
+    let template = template(spec);
+    let bindings = bindings(spec, loss);
+    let common = context! {
+        version => env!("CARGO_PKG_VERSION"),
+        name => name.as_str(),
+        spec => spec_strings(spec),
+        spec_json => serde_json::to_string(spec).unwrap_or_default(),
+        template => template,
+        bindings => bindings,
+        entry => entry(spec.kernel),
+        dtype => spec.dtype.as_str(),
+        storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },
+        ..target_context(spec.target)
+    };
+    let context = context! { ..program_context(spec, loss)?, ..common };
+    let text = render("cpu/kernel.rs.in", &name, context)?;
+    Ok(Kernel { spec: spec.clone(), name, text })
+}
+
+/// The prelude that the kernels of a target share.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit_prelude(target: Target) -> Result<String, Error> {
+    let context = context! { version => env!("CARGO_PKG_VERSION"), ..target_context(target) };
+    render(&format!("cpu/prelude_{target}.rs.in"), &format!("prelude of {target}"), context)
+}
+
+/// The module that lists the kernels of a target.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit_module(target: Target, names: &[String]) -> Result<String, Error> {
+    let context = context! { version => env!("CARGO_PKG_VERSION"), target => target.as_str(), names => names.to_vec() };
+    render("cpu/module.rs.in", &format!("module of {target}"), context)
+}
+
+fn template(spec: &KernelSpec) -> String {
+    match (spec.target, spec.kernel) {
+        (Target::Amx, KernelKind::PackTokens | KernelKind::PackTokensGrad | KernelKind::PackVocabulary)
+        | (Target::Amx, KernelKind::LogitsSoftmax | KernelKind::UnpackAccumulator) => format!("amx/{}.rs.in", spec.kernel),
+        (Target::Amx, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => "amx/weight_grad.rs.in".to_owned(),
+        (_, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => "weight_grad.rs.in".to_owned(),
+        _ => format!("{}.rs.in", spec.kernel),
+    }
+}
+
+fn entry(kernel: KernelKind) -> &'static str {
+    match kernel {
+        KernelKind::PackTokens | KernelKind::PackTokensGrad => "PackTokens",
+        KernelKind::PackVocabulary => "PackVocabulary",
+        KernelKind::LogitsSoftmax => "LogitsSoftmax",
+        KernelKind::UnpackAccumulator => "UnpackAccumulator",
+        KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => "WeightGrad",
+        KernelKind::Merge => "Merge",
+        KernelKind::Finish => "Finish",
+        KernelKind::GatherRows => "GatherRows",
+        KernelKind::ScatterAdd => "ScatterAdd",
+    }
+}
+
+fn spec_strings(spec: &KernelSpec) -> Value {
+    context! {
+        kernel => spec.kernel.as_str(),
+        target => spec.target.as_str(),
+        dtype => spec.dtype.as_str(),
+        chunk => spec.chunk,
+        loss => spec.loss.as_deref(),
+    }
+}
+
+fn features(target: Target) -> &'static str {
+    match target {
+        Target::Scalar => "",
+        Target::Avx2 => "avx2,fma,f16c",
+        Target::Avx512 => "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
+        Target::Amx => "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c",
+    }
+}
+
+fn target_context(target: Target) -> Value {
+    let features = features(target);
+    let attribute = if features.is_empty() { String::new() } else { format!("#[target_feature(enable = \"{features}\")]") };
+    let tile: Tile = tile(target);
+    context! { tile => Value::from(Serde(&tile)), features => features, attribute => attribute }
+}
+
+fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
+    let statistics: Vec<Statistic> =
+        loss.statistics_rules().into_iter().enumerate().map(|(i, (_, rule))| Statistic { rule, slot: i + 1 }).collect();
+    let row_outputs = |p: &Program| p.row_outputs().map(|(_, v)| v).collect::<Vec<_>>();
+    Ok(match spec.kernel {
+        KernelKind::LogitsSoftmax => {
+            let p = &loss.statistics;
+            let (Some(store), Some(referenced)) = (p.store(), p.referenced()) else {
+                return Err(incomplete(loss));
+            };
+            let mut wanted = vec![(store, Shape::Element)];
+            wanted.extend(row_outputs(p).into_iter().map(|v| (v, Shape::Element)));
+            let f16 = spec.dtype == Dtype::F16;
+            context! {
+                chunk => spec.chunk,
+                map => lowered(p, "m", &[(referenced, Shape::Element)])?,
+                weigh => lowered(p, "w", &wanted)?,
+                statistics => Value::from(Serde(&statistics)),
+                // f16 holds E up to 65504 = 2^16.
+                window => if f16 { "10.0" } else { "20.0" },
+                window_reason => if f16 { ": f16 cannot hold more" } else { "" },
+            }
+        }
+        KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => {
+            let saved = spec.kernel == KernelKind::WeightGradSaved;
+            let (Some(restored), Some(store)) = (loss.statistics.store(), loss.gradient.store()) else {
+                return Err(incomplete(loss));
+            };
+            let mut wanted = vec![(store, Shape::Element)];
+            wanted.extend(loss.gradient.column_gradients().map(|(_, v)| (v, Shape::Element)));
+            let columns = wanted.len() - 1;
+            if columns > 1 {
+                return Err(SpecError::Unsupported {
+                    what: format!("{columns} column gradients in loss {}", loss.name),
+                    supported: "at most one".to_owned(),
+                }
+                .into());
+            }
+            context! {
+                chunk => spec.chunk,
+                saved => saved,
+                restore => lowered(&loss.statistics, "s", &[(restored, Shape::Element)])?,
+                gradient => lowered(&loss.gradient, "g", &wanted)?,
+                column_gradients => columns,
+            }
+        }
+        KernelKind::Merge => context! { statistics => Value::from(Serde(&statistics)) },
+        KernelKind::Finish => {
+            let outputs: Vec<&str> = loss.finish.row_outputs().map(|(name, _)| name).collect();
+            let position = |name: &str| outputs.iter().position(|n| *n == name);
+            let wanted: Vec<_> = row_outputs(&loss.finish).into_iter().map(|v| (v, Shape::Row)).collect();
+            context! {
+                finish => lowered(&loss.finish, "f", &wanted)?,
+                a_factor => position("a_factor"),
+                target_factor => position("target_factor"),
+            }
+        }
+        _ => context! {},
+    })
+}
+
+fn incomplete(loss: &Loss) -> Error {
+    Error::Lowering {
+        program: loss.name.clone(),
+        value: "store".to_owned(),
+        message: "the loss is incomplete; build it so that Loss::verify holds".to_owned(),
+    }
+}
+
+fn lowered(program: &Program, prefix: &str, wanted: &[(crate::program::ValueId, Shape)]) -> Result<Value, Error> {
+    let fragment: Fragment = lower(program, &RustSimd, prefix, wanted)?;
+    Ok(Value::from(Serde(&fragment)))
+}
+
+// In the order of the fields of the registry's `Bindings`.
+fn bindings(spec: &KernelSpec, loss: &Loss) -> Value {
+    let quote = |names: Vec<&str>| names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
+    let program = match spec.kernel {
+        KernelKind::LogitsSoftmax => Some(&loss.statistics),
+        KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => Some(&loss.gradient),
+        KernelKind::Finish => Some(&loss.finish),
+        _ => None,
+    };
+    let rules = loss.statistics_rules();
+    let statistics = if spec.kernel.has_loss() { rules.iter().map(|(n, _)| n.as_str()).collect() } else { vec![] };
+    let with = |f: fn(&Program) -> Vec<&str>| program.map(f).unwrap_or_default();
+    let runs_statistics = spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute;
+    let of_statistics = |f: fn(&Program) -> Vec<&str>| if runs_statistics { f(&loss.statistics) } else { vec![] };
+    let fields: Vec<Field> = vec![
+        Field { name: "statistics", texts: quote(statistics) },
+        Field { name: "statistics_uniforms", texts: quote(of_statistics(Program::uniforms)) },
+        Field { name: "statistics_columns", texts: quote(of_statistics(Program::column_inputs)) },
+        Field { name: "uniforms", texts: quote(with(Program::uniforms)) },
+        Field { name: "rows", texts: quote(with(Program::row_inputs)) },
+        Field { name: "columns", texts: quote(with(Program::column_inputs)) },
+        Field { name: "outputs", texts: quote(with(|p| p.row_outputs().map(|(n, _)| n).collect())) },
+        Field { name: "column_gradients", texts: quote(with(|p| p.column_gradients().map(|(n, _)| n).collect())) },
+    ];
+    Value::from(Serde(&fields))
+}

@@ -1,0 +1,69 @@
+//! Errors of this crate.
+
+use crate::program::ProgramError;
+
+/// A specification that cannot be generated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// A word that is no value of an option.
+    #[error("{option} {value:?} is unknown; expected one of: {expected}")]
+    Unknown {
+        /// The option.
+        option: &'static str,
+        /// The word.
+        value: String,
+        /// Valid values.
+        expected: String,
+    },
+    /// A bad chunk size.
+    #[error("chunk {chunk} is not usable; expected a power of two from 512 to 65536")]
+    Chunk {
+        /// The size.
+        chunk: usize,
+    },
+    /// A combination that no template covers.
+    #[error("{what} is not supported; supported: {supported}")]
+    Unsupported {
+        /// The combination.
+        what: String,
+        /// What there is instead.
+        supported: String,
+    },
+}
+
+/// Any error on the way from a specification to text.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// See [`SpecError`].
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// See [`ProgramError`].
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A template that failed to render: an undefined name or a parameter that breaks one of its assertions.
+    #[error("kernel {kernel}: {message}")]
+    Template {
+        /// Name of the kernel.
+        kernel: String,
+        /// What failed, with the template's name and line.
+        message: String,
+    },
+    /// An operation that a target has no text for.
+    #[error("program {program}, {value}: {message}")]
+    Lowering {
+        /// Name of the program.
+        program: String,
+        /// The value.
+        value: String,
+        /// What is missing.
+        message: String,
+    },
+    /// A file that cannot be written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// The reason.
+        source: std::io::Error,
+    },
+}

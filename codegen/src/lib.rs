@@ -1,0 +1,21 @@
+//! Describes fused kernels for the vocabulary layers of language models and emits their text.
+//!
+//! A [`Loss`] is a few [`Program`]s over a tile of logits; a [`KernelSpec`] says what to build for which machine;
+//! [`emit`](emit::emit) lowers the programs, puts them into a template and returns source text. [`Builder`] does this
+//! for whole sets of kernels, also from the build script of another crate.
+
+pub mod builder;
+pub mod emit;
+pub mod error;
+pub mod loss;
+pub mod lower;
+pub mod plan;
+pub mod program;
+pub mod render;
+pub mod spec;
+
+pub use builder::Builder;
+pub use error::{Error, SpecError};
+pub use loss::{Loss, cross_entropy};
+pub use program::Program;
+pub use spec::{Dtype, KernelKind, KernelSpec, Target};

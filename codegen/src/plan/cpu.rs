@@ -1,0 +1,37 @@
+//! Register tiles and blocks of CPU kernels.
+
+use crate::spec::Target;
+use serde::Serialize;
+
+/// Tile and blocks of a CPU target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Tile {
+    /// f32 lanes of a vector.
+    pub lanes: usize,
+    /// Tokens a panel, and columns of a register tile.
+    pub panel: usize,
+    /// Rows of a register tile.
+    pub rows: usize,
+    /// Multiple to which packed vocabulary rows are padded.
+    pub row_block: usize,
+    /// Steps of the inner product whose operands are to stay in L1.
+    pub k_block: usize,
+    /// Vocabulary rows whose packed form is to stay in L2 while a block of panels passes.
+    pub vocabulary_block: usize,
+    /// Panels that share one read of W in pass S, and whose Q one block of pass T holds.
+    pub panel_block: usize,
+}
+
+/// The tile of a CPU target.
+///
+/// 28 of 32 zmm registers (12 of 16 ymm) hold the accumulators, the rest one row of the streamed operand and a broadcast.
+pub fn tile(target: Target) -> Tile {
+    match target {
+        // Vectors are arrays of eight: one AVX register, two of SSE or NEON.
+        Target::Scalar => Tile { lanes: 8, panel: 8, rows: 4, row_block: 4, k_block: 128, vocabulary_block: 128, panel_block: 16 },
+        Target::Avx2 => Tile { lanes: 8, panel: 16, rows: 6, row_block: 6, k_block: 128, vocabulary_block: 192, panel_block: 16 },
+        Target::Avx512 => Tile { lanes: 16, panel: 32, rows: 14, row_block: 14, k_block: 128, vocabulary_block: 224, panel_block: 8 },
+        // 2 x 2 tiles of 16 x 16; K slices of 512 keep a 32 KB operand slice in L1.
+        Target::Amx => Tile { lanes: 16, panel: 32, rows: 32, row_block: 32, k_block: 512, vocabulary_block: 512, panel_block: 32 },
+    }
+}

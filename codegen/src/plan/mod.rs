@@ -1,0 +1,3 @@
+//! Blocking heuristics, one file a kind of target.
+
+pub mod cpu;

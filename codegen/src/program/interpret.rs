@@ -1,0 +1,167 @@
+//! Runs a program in f64 on one tile: the definition that every lowering is tested against.
+
+use super::{Binary, Compare, Input, Op, Output, Program, Reduce, Shape, Unary};
+use std::collections::BTreeMap;
+
+/// The inputs of one tile. Matrices are row-major `[rows, columns]`.
+#[derive(Clone, Debug, Default)]
+pub struct Tile {
+    /// Tokens.
+    pub rows: usize,
+    /// Vocabulary entries.
+    pub columns: usize,
+    /// [`Input::Logit`], `rows * columns`.
+    pub logit: Vec<f64>,
+    /// [`Input::Stored`], `rows * columns`.
+    pub stored: Vec<f64>,
+    /// Shard-local id of the tile's first column.
+    pub first_column: i64,
+    /// [`Input::Classes`].
+    pub classes: i64,
+    /// [`Input::Target`], `rows`.
+    pub target: Vec<i64>,
+    /// [`Input::Reference`], `rows`.
+    pub reference: Vec<f64>,
+    /// Named inputs per token, `rows` each.
+    pub row: BTreeMap<String, Vec<f64>>,
+    /// Named inputs per vocabulary entry, `columns` each; an absent one is zero.
+    pub column: BTreeMap<String, Vec<f64>>,
+    /// Named scalars.
+    pub uniform: BTreeMap<String, f64>,
+}
+
+/// The outputs of one tile.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Interpretation {
+    /// Named outputs per token.
+    pub row: BTreeMap<String, Vec<f64>>,
+    /// The stored tile, `rows * columns`; empty if the program stores none.
+    pub store: Vec<f64>,
+    /// Column gradients summed over the rows of the tile, `columns` each.
+    pub column_gradient: BTreeMap<String, Vec<f64>>,
+}
+
+impl Program {
+    /// Runs the program on one tile.
+    ///
+    /// # Panics
+    /// If an input that the program reads is missing from the tile or too short.
+    pub fn interpret(&self, tile: &Tile) -> Interpretation {
+        let values = Values::compute(self, tile);
+        let mut out = Interpretation::default();
+        for output in self.outputs() {
+            let value = output.value();
+            match output {
+                Output::Row(name, _) => {
+                    let row = (0..tile.rows).map(|r| values.get(self, value.index(), r, 0)).collect();
+                    out.row.insert(name.clone(), row);
+                }
+                Output::Store(_) => {
+                    out.store = (0..tile.rows * tile.columns)
+                        .map(|i| values.get(self, value.index(), i / tile.columns, i % tile.columns))
+                        .collect();
+                }
+                Output::ColumnGradient(name, _) => {
+                    let column = |c| (0..tile.rows).map(|r| values.get(self, value.index(), r, c)).sum();
+                    out.column_gradient.insert(name.clone(), (0..tile.columns).map(column).collect());
+                }
+            }
+        }
+        out
+    }
+}
+
+struct Values<'a> {
+    tile: &'a Tile,
+    values: Vec<Vec<f64>>,
+}
+
+impl<'a> Values<'a> {
+    fn extent(shape: Shape, tile: &Tile) -> (usize, usize) {
+        match shape {
+            Shape::Uniform => (1, 1),
+            Shape::Row => (tile.rows, 1),
+            Shape::Column => (1, tile.columns),
+            Shape::Element => (tile.rows, tile.columns),
+        }
+    }
+
+    fn get(&self, program: &Program, value: usize, row: usize, column: usize) -> f64 {
+        let (rows, columns) = Self::extent(program.types[value].shape, self.tile);
+        self.values[value][row.min(rows - 1) * columns + column.min(columns - 1)]
+    }
+
+    fn compute(program: &Program, tile: &'a Tile) -> Values<'a> {
+        let mut all = Values { tile, values: vec![] };
+        for (index, op) in program.ops().iter().enumerate() {
+            let (rows, columns) = Self::extent(program.types[index].shape, tile);
+            let mut out = Vec::with_capacity(rows * columns);
+            for row in 0..rows {
+                for column in 0..columns {
+                    out.push(all.element(program, op, row, column));
+                }
+            }
+            all.values.push(out);
+        }
+        all
+    }
+
+    fn element(&self, program: &Program, op: &Op, row: usize, column: usize) -> f64 {
+        let tile = self.tile;
+        let at = |v: super::ValueId| self.get(program, v.index(), row, column);
+        let truth = |b: bool| if b { 1.0 } else { 0.0 };
+        match op {
+            Op::Input(input) => match input {
+                Input::Logit => tile.logit[row * tile.columns + column],
+                Input::Stored => tile.stored[row * tile.columns + column],
+                Input::ColumnId => (tile.first_column + column as i64) as f64,
+                Input::Classes => tile.classes as f64,
+                Input::Target => tile.target[row] as f64,
+                Input::Reference => tile.reference[row],
+                Input::Row(name) => tile.row[name][row],
+                Input::Column(name) => tile.column.get(name).map_or(0.0, |c| c[column]),
+                Input::Uniform(name) => tile.uniform[name],
+            },
+            Op::Const(value) => f64::from(*value),
+            Op::Unary(op, a) => {
+                let a = at(*a);
+                match op {
+                    Unary::Neg => -a,
+                    Unary::Exp => a.exp(),
+                    Unary::Ln => a.ln(),
+                    Unary::Ln1p => a.ln_1p(),
+                    Unary::Tanh => a.tanh(),
+                }
+            }
+            Op::Binary(op, a, b) => {
+                let (a, b) = (at(*a), at(*b));
+                match op {
+                    Binary::Add => a + b,
+                    Binary::Sub => a - b,
+                    Binary::Mul => a * b,
+                    Binary::Div => a / b,
+                    Binary::Max => larger(a, b),
+                    Binary::Min => -larger(-a, -b),
+                    Binary::Above => a - b * std::f64::consts::LN_2,
+                    Binary::ExpAbove => (a - b * std::f64::consts::LN_2).exp(),
+                }
+            }
+            Op::MulAdd(a, b, c) => at(*a) * at(*b) + at(*c),
+            Op::Compare(Compare::Eq, a, b) => truth(at(*a) == at(*b)),
+            Op::Compare(Compare::Lt, a, b) => truth(at(*a) < at(*b)),
+            Op::Select(c, a, b) => if at(*c) != 0.0 { at(*a) } else { at(*b) },
+            Op::Reduce(op, a) => {
+                let columns = (0..tile.columns).map(|c| self.get(program, a.index(), row, c));
+                match op {
+                    Reduce::Sum => columns.sum(),
+                    Reduce::Max => columns.fold(f64::NEG_INFINITY, larger),
+                }
+            }
+        }
+    }
+}
+
+// `f64::max` drops a NaN; a kernel must not, so neither does the definition.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}

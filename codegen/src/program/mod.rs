@@ -1,0 +1,317 @@
+//! Row programs: a small expression graph in single-assignment form over one tile of logits.
+//!
+//! A tile has one row per token and one column per vocabulary entry. Every value has a [`Shape`]: the same
+//! everywhere, one per row, one per column, or one per element. Elementwise operations broadcast; reductions run
+//! over columns only and can only be outputs, since a kernel sees the columns of a row in many tiles.
+
+mod build;
+mod display;
+mod interpret;
+mod verify;
+
+pub use build::{Expr, Graph};
+pub use interpret::{Interpretation, Tile};
+pub use verify::ProgramError;
+
+use serde::Serialize;
+
+/// How a value varies over a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Shape {
+    /// The same for the whole tile.
+    Uniform,
+    /// One per token.
+    Row,
+    /// One per vocabulary entry.
+    Column,
+    /// One per token and vocabulary entry.
+    Element,
+}
+
+impl Shape {
+    /// The shape of an elementwise operation on both.
+    pub fn join(self, other: Shape) -> Shape {
+        match (self, other) {
+            (a, b) if a == b => a,
+            (Shape::Uniform, s) | (s, Shape::Uniform) => s,
+            _ => Shape::Element,
+        }
+    }
+}
+
+/// What a value holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Kind {
+    /// 32-bit float (64-bit in the interpreter).
+    F32,
+    /// 32-bit signed integer: ids of vocabulary entries, local to the shard.
+    I32,
+    /// Truth value.
+    Bool,
+}
+
+/// Kind and shape of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Type {
+    /// What it holds.
+    pub kind: Kind,
+    /// How it varies.
+    pub shape: Shape,
+}
+
+/// A value of a program: the index of the operation that defines it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct ValueId(pub u32);
+
+impl ValueId {
+    /// Position in [`Program::ops`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a program reads from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Input {
+    /// The raw dot product x·w, `Element` f32.
+    Logit,
+    /// The value stored by the statistics program, relative to the row's final reference, `Element` f32.
+    Stored,
+    /// Id of the column within the shard, `Column` i32.
+    ColumnId,
+    /// Number of real vocabulary entries of the shard; columns at or beyond it are padding, `Uniform` i32.
+    Classes,
+    /// Id of the token's target within the shard, negative when another shard owns it, `Row` i32.
+    Target,
+    /// The row's current reference, an integer in log2 units, `Row` f32.
+    Reference,
+    /// A named value per token, f32.
+    Row(String),
+    /// A named value per vocabulary entry, f32; zero when the caller has none.
+    Column(String),
+    /// A named scalar, f32.
+    Uniform(String),
+}
+
+impl Input {
+    /// Kind and shape of the input.
+    pub fn ty(&self) -> Type {
+        let (kind, shape) = match self {
+            Input::Logit | Input::Stored => (Kind::F32, Shape::Element),
+            Input::ColumnId => (Kind::I32, Shape::Column),
+            Input::Classes => (Kind::I32, Shape::Uniform),
+            Input::Target => (Kind::I32, Shape::Row),
+            Input::Reference | Input::Row(_) => (Kind::F32, Shape::Row),
+            Input::Column(_) => (Kind::F32, Shape::Column),
+            Input::Uniform(_) => (Kind::F32, Shape::Uniform),
+        };
+        Type { kind, shape }
+    }
+}
+
+/// Elementwise functions of one f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Unary {
+    /// -a
+    Neg,
+    /// e^a
+    Exp,
+    /// Natural logarithm.
+    Ln,
+    /// ln(1 + a)
+    Ln1p,
+    /// Hyperbolic tangent.
+    Tanh,
+}
+
+/// Elementwise functions of two f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Binary {
+    /// a + b
+    Add,
+    /// a - b
+    Sub,
+    /// a * b
+    Mul,
+    /// a / b
+    Div,
+    /// The larger; NaN if either is.
+    Max,
+    /// The smaller; NaN if either is.
+    Min,
+    /// a - b ln 2, with no precision lost to the size of an integer b.
+    Above,
+    /// e^a / 2^b, with no precision lost to the size of an integer b.
+    ExpAbove,
+}
+
+/// Comparisons of two f32 or two i32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Compare {
+    /// a == b
+    Eq,
+    /// a < b
+    Lt,
+}
+
+/// Reductions over the columns of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Reduce {
+    /// Sum. One whose operand depends on the reference is rescaled when the reference moves.
+    Sum,
+    /// Maximum.
+    Max,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum Op {
+    /// A value from outside.
+    Input(Input),
+    /// A constant.
+    Const(f32),
+    /// Function of one value.
+    Unary(Unary, ValueId),
+    /// Function of two values.
+    Binary(Binary, ValueId, ValueId),
+    /// a * b + c in one rounding where the target can.
+    MulAdd(ValueId, ValueId, ValueId),
+    /// Comparison.
+    Compare(Compare, ValueId, ValueId),
+    /// The second where the first is true, else the third.
+    Select(ValueId, ValueId, ValueId),
+    /// Reduction over columns.
+    Reduce(Reduce, ValueId),
+}
+
+impl Op {
+    /// The values that the operation reads.
+    pub fn operands(&self) -> Vec<ValueId> {
+        match *self {
+            Op::Input(_) | Op::Const(_) => vec![],
+            Op::Unary(_, a) | Op::Reduce(_, a) => vec![a],
+            Op::Binary(_, a, b) | Op::Compare(_, a, b) => vec![a, b],
+            Op::MulAdd(a, b, c) | Op::Select(a, b, c) => vec![a, b, c],
+        }
+    }
+}
+
+/// What a program hands out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum Output {
+    /// A named value per token: a reduction, or (in a program without elements) any row value.
+    Row(String, ValueId),
+    /// The value kept for every element of the tile: the operand of the matrix product that follows.
+    Store(ValueId),
+    /// The derivative with respect to a named column input; the kernel sums it over tokens.
+    ColumnGradient(String, ValueId),
+}
+
+impl Output {
+    /// The value handed out.
+    pub fn value(&self) -> ValueId {
+        match self {
+            Output::Row(_, v) | Output::Store(v) | Output::ColumnGradient(_, v) => *v,
+        }
+    }
+}
+
+/// A verified row program.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Program {
+    name: String,
+    ops: Vec<Op>,
+    types: Vec<Type>,
+    outputs: Vec<Output>,
+}
+
+impl Program {
+    /// Checks operations and outputs and infers the types.
+    ///
+    /// # Errors
+    /// The first rule broken, with the value that breaks it.
+    pub fn new(name: &str, ops: Vec<Op>, outputs: Vec<Output>) -> Result<Program, ProgramError> {
+        let types = verify::verify(&ops, &outputs)?;
+        Ok(Program { name: name.to_owned(), ops, types, outputs })
+    }
+
+    /// Name, for messages and snapshots.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// All operations, each after its operands.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// The operation that defines a value.
+    pub fn op(&self, value: ValueId) -> &Op {
+        &self.ops[value.index()]
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, value: ValueId) -> Type {
+        self.types[value.index()]
+    }
+
+    /// Outputs in the order of declaration.
+    pub fn outputs(&self) -> &[Output] {
+        &self.outputs
+    }
+
+    /// Names of the row inputs, in order of first use: the order in which a kernel takes them.
+    pub fn row_inputs(&self) -> Vec<&str> {
+        self.names(|input| if let Input::Row(name) = input { Some(name) } else { None })
+    }
+
+    /// Names of the column inputs, in order of first use.
+    pub fn column_inputs(&self) -> Vec<&str> {
+        self.names(|input| if let Input::Column(name) = input { Some(name) } else { None })
+    }
+
+    /// Names of the uniform f32 inputs, in order of first use.
+    pub fn uniforms(&self) -> Vec<&str> {
+        self.names(|input| if let Input::Uniform(name) = input { Some(name) } else { None })
+    }
+
+    /// Row outputs with their values.
+    pub fn row_outputs(&self) -> impl Iterator<Item = (&str, ValueId)> {
+        self.outputs.iter().filter_map(|o| if let Output::Row(name, v) = o { Some((name.as_str(), *v)) } else { None })
+    }
+
+    /// The stored value, if the program has one.
+    pub fn store(&self) -> Option<ValueId> {
+        self.outputs.iter().find_map(|o| if let Output::Store(v) = o { Some(*v) } else { None })
+    }
+
+    /// Column gradients with their values.
+    pub fn column_gradients(&self) -> impl Iterator<Item = (&str, ValueId)> {
+        self.outputs
+            .iter()
+            .filter_map(|o| if let Output::ColumnGradient(name, v) = o { Some((name.as_str(), *v)) } else { None })
+    }
+
+    /// The logit that the reference is measured against: the first operand of every `ExpAbove` by the reference.
+    pub fn referenced(&self) -> Option<ValueId> {
+        verify::referenced(&self.ops)
+    }
+
+    /// For every value, whether it depends on the row's reference.
+    pub fn depends_on_reference(&self) -> Vec<bool> {
+        verify::depends_on(&self.ops, &Input::Reference)
+    }
+
+    fn names<'a>(&'a self, pick: impl Fn(&'a Input) -> Option<&'a String>) -> Vec<&'a str> {
+        let mut names: Vec<&str> = vec![];
+        for op in &self.ops {
+            if let Op::Input(input) = op
+                && let Some(name) = pick(input)
+                && !names.contains(&name.as_str())
+            {
+                names.push(name);
+            }
+        }
+        names
+    }
+}

@@ -1,0 +1,207 @@
+//! The rules of row programs.
+
+use super::{Binary, Input, Kind, Op, Output, Reduce, Shape, Type, ValueId};
+
+/// A broken rule. `value` is printed as in the text form of the program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramError {
+    /// An operand that is not defined before its use.
+    #[error("%{value} reads %{operand}, which is not defined before it")]
+    Undefined {
+        /// The reading value.
+        value: usize,
+        /// The operand.
+        operand: usize,
+    },
+    /// An operand of the wrong kind.
+    #[error("%{value} expects operands of kind {expected}, got {found:?}")]
+    Kind {
+        /// The value.
+        value: usize,
+        /// Kinds expected, in words.
+        expected: &'static str,
+        /// Kinds found.
+        found: Vec<Kind>,
+    },
+    /// A reduction of something that does not vary over columns.
+    #[error("%{value} reduces over columns, but its operand has shape {found:?}; expected Element or Column")]
+    ReductionShape {
+        /// The value.
+        value: usize,
+        /// Shape found.
+        found: Shape,
+    },
+    /// A reduction read inside the program: it is complete only after the last tile.
+    #[error("%{value} reads the reduction %{operand}; a reduction can only be an output")]
+    ReductionUsed {
+        /// The reading value.
+        value: usize,
+        /// The reduction.
+        operand: usize,
+    },
+    /// Two different logits compared with the reference.
+    #[error("%{value} measures another value against the reference than an earlier exp_above; only one is allowed")]
+    TwoReferenced {
+        /// The second `ExpAbove`.
+        value: usize,
+    },
+    /// The reference read other than by `exp_above`: its value is arbitrary, only quotients by it mean something.
+    #[error("%{value} reads the reference; in a program over elements only exp_above may")]
+    ReferenceUsed {
+        /// The reading value.
+        value: usize,
+    },
+    /// An output of the wrong type.
+    #[error("output {name:?} expects {expected}, got {found:?}")]
+    Output {
+        /// Name of the output.
+        name: String,
+        /// What it needs.
+        expected: &'static str,
+        /// What it got.
+        found: Type,
+    },
+    /// Two outputs of one name, two stores, or none at all.
+    #[error("{0}")]
+    Outputs(String),
+}
+
+/// Types of all values, or the first broken rule.
+pub(super) fn verify(ops: &[Op], outputs: &[Output]) -> Result<Vec<Type>, ProgramError> {
+    let mut types: Vec<Type> = Vec::with_capacity(ops.len());
+    for (value, op) in ops.iter().enumerate() {
+        for operand in op.operands() {
+            if operand.index() >= value {
+                return Err(ProgramError::Undefined { value, operand: operand.index() });
+            }
+            if matches!(ops[operand.index()], Op::Reduce(..)) {
+                return Err(ProgramError::ReductionUsed { value, operand: operand.index() });
+            }
+        }
+        types.push(infer(value, op, &types)?);
+    }
+    check_reference(ops, &types)?;
+    check_outputs(ops, outputs, &types)?;
+    Ok(types)
+}
+
+fn infer(value: usize, op: &Op, types: &[Type]) -> Result<Type, ProgramError> {
+    let operands: Vec<Type> = op.operands().iter().map(|v| types[v.index()]).collect();
+    let kinds: Vec<Kind> = operands.iter().map(|t| t.kind).collect();
+    let shape = operands.iter().fold(Shape::Uniform, |shape, t| shape.join(t.shape));
+    let kind_error = |expected| ProgramError::Kind { value, expected, found: kinds.clone() };
+    let kind = match op {
+        Op::Input(input) => return Ok(input.ty()),
+        Op::Const(_) => Kind::F32,
+        Op::Unary(..) | Op::Binary(..) | Op::MulAdd(..) => {
+            if kinds.iter().any(|k| *k != Kind::F32) {
+                return Err(kind_error("f32"));
+            }
+            Kind::F32
+        }
+        Op::Compare(..) => {
+            if kinds[0] != kinds[1] || kinds[0] == Kind::Bool {
+                return Err(kind_error("f32 and f32, or i32 and i32"));
+            }
+            Kind::Bool
+        }
+        Op::Select(..) => {
+            if kinds != [Kind::Bool, Kind::F32, Kind::F32] {
+                return Err(kind_error("bool, f32 and f32"));
+            }
+            Kind::F32
+        }
+        Op::Reduce(..) => {
+            if kinds != [Kind::F32] {
+                return Err(kind_error("f32"));
+            }
+            if !matches!(shape, Shape::Element | Shape::Column) {
+                return Err(ProgramError::ReductionShape { value, found: shape });
+            }
+            return Ok(Type { kind: Kind::F32, shape: Shape::Row });
+        }
+    };
+    Ok(Type { kind, shape })
+}
+
+fn has_elements(types: &[Type]) -> bool {
+    types.iter().any(|t| t.shape == Shape::Element)
+}
+
+fn check_reference(ops: &[Op], types: &[Type]) -> Result<(), ProgramError> {
+    if !has_elements(types) {
+        return Ok(());
+    }
+    let is_reference = |v: ValueId| ops[v.index()] == Op::Input(Input::Reference);
+    let mut measured: Option<ValueId> = None;
+    for (value, op) in ops.iter().enumerate() {
+        match *op {
+            Op::Binary(Binary::ExpAbove, y, r) if is_reference(r) && !is_reference(y) => {
+                if measured.is_some_and(|m| m != y) {
+                    return Err(ProgramError::TwoReferenced { value });
+                }
+                measured = Some(y);
+            }
+            _ if op.operands().iter().any(|v| is_reference(*v)) => return Err(ProgramError::ReferenceUsed { value }),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// See [`super::Program::referenced`].
+pub(super) fn referenced(ops: &[Op]) -> Option<ValueId> {
+    ops.iter().find_map(|op| match *op {
+        Op::Binary(Binary::ExpAbove, y, r) if ops[r.index()] == Op::Input(Input::Reference) => Some(y),
+        _ => None,
+    })
+}
+
+/// For every value, whether it depends on an input.
+pub(super) fn depends_on(ops: &[Op], input: &Input) -> Vec<bool> {
+    let mut depends: Vec<bool> = Vec::with_capacity(ops.len());
+    for op in ops {
+        let here = matches!(op, Op::Input(i) if i == input);
+        depends.push(here || op.operands().iter().any(|v| depends[v.index()]));
+    }
+    depends
+}
+
+fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), ProgramError> {
+    let mut names: Vec<&str> = vec![];
+    for output in outputs {
+        let index = output.value().index();
+        let Some(&found) = types.get(index) else {
+            return Err(ProgramError::Outputs(format!("an output names %{index}, which is not defined")));
+        };
+        let (name, expected, right) = match output {
+            Output::Row(name, _) => {
+                let reduction = matches!(ops[index], Op::Reduce(..));
+                let right = found.shape == Shape::Row && (reduction || !has_elements(types));
+                (name.as_str(), "a reduction over columns, or a row value in a program without elements", right)
+            }
+            Output::Store(_) => ("store", "an f32 element", found.shape == Shape::Element),
+            Output::ColumnGradient(name, _) => (name.as_str(), "an f32 element", found.shape == Shape::Element),
+        };
+        if !right || found.kind != Kind::F32 {
+            return Err(ProgramError::Output { name: name.to_owned(), expected, found });
+        }
+        if names.contains(&name) {
+            return Err(ProgramError::Outputs(format!("two outputs are named {name:?}")));
+        }
+        names.push(name);
+    }
+    if outputs.is_empty() {
+        return Err(ProgramError::Outputs("the program has no output".to_owned()));
+    }
+    let references = depends_on(ops, &Input::Reference);
+    for output in outputs {
+        if let Output::Row(name, v) = output
+            && let Op::Reduce(Reduce::Max, operand) = ops[v.index()]
+            && references[operand.index()]
+        {
+            return Err(ProgramError::Outputs(format!("{name:?} is a maximum of values relative to the reference, which moves")));
+        }
+    }
+    Ok(())
+}

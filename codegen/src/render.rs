@@ -1,0 +1,63 @@
+//! Renders templates: minijinja with a syntax that stays out of the way of Rust and CUDA.
+//!
+//! A line that starts with `//$` is a statement, `<|name|>` is a value, a line that starts with `//-` is dropped.
+//! Undefined names are errors. `require(condition, parameter, expected)` at the top of a template states what its
+//! parameters must be.
+
+use crate::error::Error;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
+
+use std::sync::OnceLock;
+
+fn environment() -> &'static Environment<'static> {
+    static ENVIRONMENT: OnceLock<Environment<'static>> = OnceLock::new();
+    ENVIRONMENT.get_or_init(|| {
+        let mut env = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .block_delimiters("<%", "%>")
+            .variable_delimiters("<|", "|>")
+            .comment_delimiters("<#", "#>")
+            .line_statement_prefix("//$")
+            .line_comment_prefix("//-")
+            .keep_trailing_newline(true)
+            .trim_blocks(true)
+            .build();
+        env.set_syntax(syntax.unwrap_or_default());
+        env.set_undefined_behavior(UndefinedBehavior::Strict);
+        env.add_function("require", require);
+        env.set_loader(|name| Ok(vocabfuse_templates::get(name).map(str::to_owned)));
+        env
+    })
+}
+
+fn require(condition: bool, parameter: &str, expected: &str) -> Result<bool, minijinja::Error> {
+    if condition {
+        Ok(true)
+    } else {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("parameter {parameter}: expected {expected}")))
+    }
+}
+
+/// Renders template `name` for kernel `kernel`.
+///
+/// # Errors
+/// [`Error::Template`]: an unknown template, an undefined name, or a broken parameter assertion.
+pub fn render(name: &str, kernel: &str, context: Value) -> Result<String, Error> {
+    let failed = |e: minijinja::Error| {
+        let place = e.line().map_or_else(String::new, |line| format!(" ({name}:{line})"));
+        Error::Template { kernel: kernel.to_owned(), message: format!("{}{place}", e.detail().unwrap_or(&e.to_string())) }
+    };
+    environment().get_template(name).map_err(failed)?.render(context).map_err(failed)
+}
+
+/// Renders a template given as text; for templates of downstream crates.
+///
+/// # Errors
+/// As [`render`].
+pub fn render_text(text: &str, kernel: &str, context: Value) -> Result<String, Error> {
+    environment().render_str(text, context).map_err(|e| Error::Template {
+        kernel: kernel.to_owned(),
+        message: format!("{} (line {})", e.detail().unwrap_or(&e.to_string()), e.line().unwrap_or(0)),
+    })
+}

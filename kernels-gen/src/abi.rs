@@ -1,0 +1,328 @@
+//! What a CPU kernel is called with. Every kernel takes one of these structures by reference.
+//!
+//! Pointers are raw because a kernel writes disjoint parts of shared buffers from many threads. The caller of a kernel
+//! guarantees, for every field: the pointer is valid for the extent given in its documentation, aligned to 64 bytes
+//! where it points to a buffer of the runtime, and what is written is not read or written by anybody else meanwhile.
+//!
+//! Tokens come in panels of [`Geometry::panel`]; buffers that hold a value per token are padded to whole panels.
+
+/// Blocking of a kernel family: fixed when its text is generated, needed by the host to size buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// Tokens a panel; also the multiple to which H is padded in packed operands and in A.
+    pub panel: usize,
+    /// Vocabulary rows come in multiples of this in packed operands.
+    pub row_block: usize,
+    /// Bytes of one packed element of X.
+    pub packed_token: usize,
+    /// Bytes of one packed element of W.
+    pub packed_vocabulary: usize,
+    /// Panels that `logits_softmax` and `weight_grad` work on together; more a call is allowed.
+    pub panel_block: usize,
+    /// Scratch bytes of one call of `logits_softmax`, for a chunk, the padded H and the panels of the call.
+    pub softmax_scratch: fn(chunk: usize, hidden: usize, panels: usize) -> usize,
+    /// Scratch bytes of one call of `weight_grad`, for its vocabulary rows and the padded H.
+    pub grad_scratch: fn(rows: usize, hidden: usize) -> usize,
+}
+
+/// Inputs of row programs, in the order in which the program names them.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs {
+    /// Real vocabulary entries of the shard.
+    pub classes: i32,
+    /// Shard-local target of each token, negative if another shard owns it.
+    pub targets: *const i32,
+    /// Scalars.
+    pub uniforms: *const f32,
+    /// One array per row input, a value per token.
+    pub rows: *const *const f32,
+    /// One array per column input, a value per vocabulary entry of the shard; null reads as zero.
+    pub columns: *const *const f32,
+}
+
+impl Inputs {
+    /// Scalar `index`.
+    ///
+    /// # Safety
+    /// `uniforms` holds more than `index` values.
+    #[inline(always)]
+    pub unsafe fn uniform(&self, index: usize) -> f32 {
+        unsafe { *self.uniforms.add(index) }
+    }
+
+    /// Row input `index` from `token` on.
+    ///
+    /// # Safety
+    /// `rows` holds more than `index` arrays of more than `token` values.
+    #[inline(always)]
+    pub unsafe fn row(&self, index: usize, token: usize) -> *const f32 {
+        unsafe { (*self.rows.add(index)).add(token) }
+    }
+
+    /// Column input `index` at shard-local `column`, zero if the caller has none.
+    ///
+    /// # Safety
+    /// `columns` holds more than `index` arrays, each null or of more than `column` values.
+    #[inline(always)]
+    pub unsafe fn column(&self, index: usize, column: i32) -> f32 {
+        unsafe {
+            let array = *self.columns.add(index);
+            if array.is_null() { 0.0 } else { *array.add(column as usize) }
+        }
+    }
+}
+
+/// Packs rows of X for a matrix product: `pack_tokens` (operand of the logits) and `pack_tokens_grad` (operand of dW).
+#[derive(Clone, Copy, Debug)]
+pub struct PackTokens {
+    /// X, row-major, of the kernel's dtype.
+    pub x: *const u8,
+    /// Elements from one row of X to the next.
+    pub row_stride: usize,
+    /// H.
+    pub hidden: usize,
+    /// Row of X of each token.
+    pub rows: *const u32,
+    /// Tokens; the rest of the last panel is packed as zeros.
+    pub tokens: usize,
+    /// Panels in the whole packed buffer.
+    pub total_panels: usize,
+    /// First panel to pack.
+    pub first_panel: usize,
+    /// Number of panels to pack.
+    pub panels: usize,
+    /// The packed buffer: `total_panels * panel * padded H` elements.
+    pub out: *mut u8,
+}
+
+/// Packs rows of W for the matrix products.
+#[derive(Clone, Copy, Debug)]
+pub struct PackVocabulary {
+    /// First of the rows of W that belong to the packed buffer, of the kernel's dtype.
+    pub w: *const u8,
+    /// Elements from one row of W to the next.
+    pub row_stride: usize,
+    /// H.
+    pub hidden: usize,
+    /// Rows in `w`; packed rows from here to `allocated_rows` are zeros.
+    pub rows: usize,
+    /// Rows in the packed buffer, a multiple of the row block.
+    pub allocated_rows: usize,
+    /// First row to pack, a multiple of the row block.
+    pub first_row: usize,
+    /// One past the last row to pack, a multiple of the row block or `allocated_rows`.
+    pub end_row: usize,
+    /// The packed buffer: `allocated_rows * padded H` elements.
+    pub out: *mut u8,
+}
+
+/// What a call of `logits_softmax` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stages {
+    /// Logits and statistics.
+    Statistics,
+    /// Logits, statistics and A += E W.
+    All,
+    /// A += E W from saved E, relative to the final reference in `state`.
+    AccumulateSaved,
+}
+
+/// Fused pass S of some panels of tokens over one chunk of the vocabulary.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitsSoftmax {
+    /// Inputs of the statistics program.
+    pub inputs: Inputs,
+    /// What to do.
+    pub stages: Stages,
+    /// H.
+    pub hidden: usize,
+    /// Shard-local id of the chunk's first column.
+    pub first_column: usize,
+    /// Columns of the chunk that exist.
+    pub columns: usize,
+    /// First panel of tokens.
+    pub first_panel: usize,
+    /// Number of panels.
+    pub panels: usize,
+    /// X from `pack_tokens`, all panels.
+    pub x: *const u8,
+    /// The chunk of W from `pack_vocabulary`, `allocated_rows` = the chunk size.
+    pub w: *const u8,
+    /// Per-token arrays: the reference, then the statistics in order.
+    pub state: *const *mut f32,
+    /// A, `[tokens, padded H]` row-major f32 (see [`UnpackAccumulator`] for families that lay it out otherwise).
+    pub a: *mut f32,
+    /// Saved E of this chunk, `padded tokens * chunk` elements of the store dtype; null when not saved.
+    pub saved: *mut u8,
+    /// Per-token references that the saved E of this chunk is relative to; null when not saved.
+    pub saved_reference: *mut f32,
+    /// Scratch of this call.
+    pub scratch: *mut u8,
+}
+
+/// Turns A of some panels into `[tokens, padded H]` row-major f32, in place, after the last chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct UnpackAccumulator {
+    /// H.
+    pub hidden: usize,
+    /// First panel of tokens.
+    pub first_panel: usize,
+    /// Number of panels.
+    pub panels: usize,
+    /// A.
+    pub a: *mut f32,
+    /// Scratch: one panel of A.
+    pub scratch: *mut u8,
+}
+
+/// Pass T for some rows of the vocabulary: dW += Qᵀ X, where Q is what the gradient program stores.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightGrad {
+    /// Inputs of the gradient program.
+    pub inputs: Inputs,
+    /// Inputs of the statistics program, which the recomputing kernel runs first.
+    pub statistics_inputs: Inputs,
+    /// H.
+    pub hidden: usize,
+    /// Shard-local id of the first row.
+    pub first_column: usize,
+    /// Rows of this call.
+    pub columns: usize,
+    /// Panels of tokens.
+    pub panels: usize,
+    /// X from `pack_tokens_grad`.
+    pub x_grad: *const u8,
+    /// X from `pack_tokens`, for recomputing.
+    pub x: *const u8,
+    /// The rows of W from `pack_vocabulary`, for recomputing.
+    pub w: *const u8,
+    /// `allocated_rows` of `w`.
+    pub allocated_rows: usize,
+    /// Final reference of each token.
+    pub reference: *const f32,
+    /// Saved E of the chunk that holds the rows.
+    pub saved: *const u8,
+    /// First of the rows within that chunk, a multiple of the row block.
+    pub saved_row: usize,
+    /// References that the saved E is relative to.
+    pub saved_reference: *const f32,
+    /// Row `first_column` of dW, row-major f32, added to.
+    pub dw: *mut f32,
+    /// Elements from one row of dW to the next.
+    pub dw_stride: usize,
+    /// Gradients of the column inputs in the order of the program, each from `first_column` on, added to; null skips.
+    pub column_gradients: *const *mut f32,
+    /// Scratch of this call.
+    pub scratch: *mut u8,
+}
+
+/// Merges the statistics and A of another shard into those of this one.
+#[derive(Clone, Copy, Debug)]
+pub struct Merge {
+    /// First token.
+    pub first: usize,
+    /// One past the last token.
+    pub end: usize,
+    /// Per-token arrays of this shard: the reference, then the statistics.
+    pub state: *const *mut f32,
+    /// Those of the other shard.
+    pub other_state: *const *mut f32,
+    /// A of this shard; null merges statistics only.
+    pub a: *mut f32,
+    /// A of the other shard.
+    pub other_a: *const f32,
+    /// Elements from one row of A to the next.
+    pub a_stride: usize,
+}
+
+/// Merged statistics to results, dX = upstream (a_factor A + target_factor w_target).
+#[derive(Clone, Copy, Debug)]
+pub struct Finish {
+    /// Inputs of the finish program.
+    pub inputs: Inputs,
+    /// First token, a multiple of the panel.
+    pub first: usize,
+    /// One past the last token.
+    pub end: usize,
+    /// Final reference of each token.
+    pub reference: *const f32,
+    /// Per-token arrays of the row outputs, in the order of the program.
+    pub outputs: *const *mut f32,
+    /// Upstream gradient of each token.
+    pub upstream: *const f32,
+    /// H.
+    pub hidden: usize,
+    /// A; null computes results only.
+    pub a: *const f32,
+    /// Elements from one row of A to the next.
+    pub a_stride: usize,
+    /// Row of W of each token's target, of the kernel's dtype; null where there is none.
+    pub target_rows: *const *const u8,
+    /// Row of dX of each token.
+    pub rows: *const u32,
+    /// dX, row-major f32.
+    pub dx: *mut f32,
+    /// Elements from one row of dX to the next.
+    pub dx_stride: usize,
+}
+
+/// Copies rows of a table: `out[i] = table[ids[i]]`.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherRows {
+    /// The table, row-major, of the kernel's dtype.
+    pub table: *const u8,
+    /// Elements from one row of the table to the next.
+    pub row_stride: usize,
+    /// Row ids, all within the table.
+    pub ids: *const u32,
+    /// Number of rows to copy.
+    pub count: usize,
+    /// Columns.
+    pub columns: usize,
+    /// Packed rows of the kernel's dtype.
+    pub out: *mut u8,
+}
+
+/// Adds rows into a table: `table[ids[i]] += rows[order[i]]`, in the order of `i`.
+#[derive(Clone, Copy, Debug)]
+pub struct ScatterAdd {
+    /// Rows to add, row-major, of the kernel's dtype.
+    pub rows: *const u8,
+    /// Elements from one of them to the next.
+    pub row_stride: usize,
+    /// Row of the table for each addition.
+    pub ids: *const u32,
+    /// Row to add for each addition.
+    pub order: *const u32,
+    /// Number of additions.
+    pub count: usize,
+    /// Columns.
+    pub columns: usize,
+    /// The table, row-major f32.
+    pub table: *mut f32,
+    /// Elements from one row of the table to the next.
+    pub table_stride: usize,
+}
+
+/// The function of a kernel, by what it takes.
+#[derive(Clone, Copy, Debug)]
+pub enum Entry {
+    /// See [`PackTokens`].
+    PackTokens(unsafe fn(&PackTokens)),
+    /// See [`PackVocabulary`].
+    PackVocabulary(unsafe fn(&PackVocabulary)),
+    /// See [`LogitsSoftmax`].
+    LogitsSoftmax(unsafe fn(&LogitsSoftmax)),
+    /// See [`UnpackAccumulator`].
+    UnpackAccumulator(unsafe fn(&UnpackAccumulator)),
+    /// See [`WeightGrad`].
+    WeightGrad(unsafe fn(&WeightGrad)),
+    /// See [`Merge`].
+    Merge(unsafe fn(&Merge)),
+    /// See [`Finish`].
+    Finish(unsafe fn(&Finish)),
+    /// See [`GatherRows`].
+    GatherRows(unsafe fn(&GatherRows)),
+    /// See [`ScatterAdd`].
+    ScatterAdd(unsafe fn(&ScatterAdd)),
+}

@@ -1,0 +1,97 @@
+//! Finds kernels by what they compute.
+
+use crate::abi::{Entry, Geometry};
+
+/// One generated kernel. The fields mirror the specification it was generated from; strings are in the spelling of
+/// kernel names (`bf16`, `avx512`, `cross_entropy`).
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    /// Full name.
+    pub name: &'static str,
+    /// Which kernel: `logits_softmax`, `merge`, ...
+    pub kernel: &'static str,
+    /// Target.
+    pub target: &'static str,
+    /// Element type of the tensors it reads.
+    pub dtype: &'static str,
+    /// Chunk of the vocabulary it is specialised for, 0 if it does not depend on one.
+    pub chunk: usize,
+    /// Loss whose programs it runs, empty if none.
+    pub loss: &'static str,
+    /// Names of program inputs and outputs, in the order in which the kernel takes them.
+    pub bindings: &'static Bindings,
+    /// Blocking of the family.
+    pub geometry: Geometry,
+    /// The function.
+    pub entry: Entry,
+}
+
+/// Names that the host binds arrays to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bindings {
+    /// Row statistics after the reference; the rule of merging is in the kernel.
+    pub statistics: &'static [&'static str],
+    /// Scalars of the statistics program.
+    pub statistics_uniforms: &'static [&'static str],
+    /// Column inputs of the statistics program.
+    pub statistics_columns: &'static [&'static str],
+    /// Scalars of the program that the kernel is named for.
+    pub uniforms: &'static [&'static str],
+    /// Row inputs of that program.
+    pub rows: &'static [&'static str],
+    /// Column inputs of that program.
+    pub columns: &'static [&'static str],
+    /// Row outputs of that program.
+    pub outputs: &'static [&'static str],
+    /// Column gradients of that program.
+    pub column_gradients: &'static [&'static str],
+}
+
+impl Bindings {
+    /// No names.
+    pub const NONE: Bindings = Bindings {
+        statistics: &[],
+        statistics_uniforms: &[],
+        statistics_columns: &[],
+        uniforms: &[],
+        rows: &[],
+        columns: &[],
+        outputs: &[],
+        column_gradients: &[],
+    };
+}
+
+/// A set of kernels: the ones of this crate, and any that a downstream crate generated.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    kernels: Vec<&'static Kernel>,
+}
+
+impl Default for Registry {
+    /// The kernels of this crate that this architecture can compile.
+    fn default() -> Registry {
+        let mut registry = Registry { kernels: vec![] };
+        registry.extend(crate::scalar::KERNELS);
+        #[cfg(target_arch = "x86_64")]
+        registry.extend(crate::avx2::KERNELS).extend(crate::avx512::KERNELS);
+        registry
+    }
+}
+
+impl Registry {
+    /// Adds kernels; of two that compute the same, the one added last is used.
+    pub fn extend(&mut self, kernels: &'static [Kernel]) -> &mut Registry {
+        self.kernels.extend(kernels);
+        self
+    }
+
+    /// All kernels, in the order of addition.
+    pub fn iter(&self) -> impl Iterator<Item = &'static Kernel> + '_ {
+        self.kernels.iter().copied()
+    }
+
+    /// The last added kernel for which `wanted` holds.
+    pub fn find(&self, wanted: impl Fn(&Kernel) -> bool) -> Option<&'static Kernel> {
+        self.kernels.iter().rev().copied().find(|k| wanted(k))
+    }
+}

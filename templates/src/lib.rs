@@ -1,0 +1,38 @@
+//! Kernel skeletons, embedded so that every crate that generates kernels is self-contained.
+//!
+//! A template is near-source text; its syntax is described in `vocabfuse_codegen::render`.
+
+macro_rules! templates {
+    ($($path:literal),* $(,)?) => {
+        /// Paths of all templates, `<target>/<kernel>.<extension>.in`.
+        pub const PATHS: &[&str] = &[$($path),*];
+
+        /// Text of a template.
+        pub fn get(path: &str) -> Option<&'static str> {
+            match path {
+                $($path => Some(include_str!(concat!("../", $path))),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+templates! {
+    "cpu/kernel.rs.in",
+    "cpu/module.rs.in",
+    "cpu/prelude_scalar.rs.in",
+    "cpu/prelude_avx2.rs.in",
+    "cpu/prelude_avx512.rs.in",
+    "cpu/vectors_avx512.rs.in",
+    "cpu/common.rs.in",
+    "cpu/matmul.rs.in",
+    "cpu/pack_tokens.rs.in",
+    "cpu/pack_tokens_grad.rs.in",
+    "cpu/pack_vocabulary.rs.in",
+    "cpu/logits_softmax.rs.in",
+    "cpu/weight_grad.rs.in",
+    "cpu/merge.rs.in",
+    "cpu/finish.rs.in",
+    "cpu/gather_rows.rs.in",
+    "cpu/scatter_add.rs.in",
+}
