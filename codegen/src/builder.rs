@@ -12,11 +12,12 @@ use std::path::Path;
 /// ```no_run
 /// // build.rs
 /// use vocabfuse_codegen::{Builder, Dtype, Target};
-/// let out = std::env::var("OUT_DIR").unwrap();
-/// Builder::new().targets(&[Target::Scalar]).dtypes(&[Dtype::F32]).chunks(&[1024]).write(out.as_ref()).unwrap();
+/// let out = std::path::Path::new(&std::env::var("OUT_DIR").unwrap()).join("kernels.rs");
+/// let builder = Builder::new().targets(&[Target::Scalar]).dtypes(&[Dtype::F32]).chunks(&[1024]);
+/// std::fs::write(out, builder.bundle().unwrap()).unwrap();
 /// ```
-/// The files form one module a target; `include!` is not needed: declare `#[path] mod scalar;` and register its
-/// `KERNELS` with `vocabfuse_kernels::Registry::extend`.
+/// The crate then has `include!(concat!(env!("OUT_DIR"), "/kernels.rs"));` and registers `scalar::KERNELS` with
+/// `vocabfuse_kernels::Registry::extend`.
 #[derive(Clone, Debug)]
 pub struct Builder {
     targets: Vec<Target>,
@@ -112,14 +113,32 @@ impl Builder {
         let kernels = self.generate()?;
         for &target in &self.targets {
             let of_target = || kernels.iter().filter(|k| k.spec.target == target);
-            let names: Vec<String> = of_target().map(|k| k.name.clone()).collect();
-            files.insert(format!("{target}/mod.rs"), emit_module(target, &names)?);
+            let listed: Vec<&Kernel> = of_target().collect();
+            files.insert(format!("{target}/mod.rs"), emit_module(target, &listed, false)?);
             files.insert(format!("{target}/prelude.rs"), emit_prelude(target)?);
             for kernel in of_target() {
                 files.insert(format!("{target}/{}.rs", kernel.name), kernel.text.clone());
             }
         }
         Ok(files)
+    }
+
+    /// All kernels as one source file with a module a target: for `include!` from the output folder of a build script.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn bundle(&self) -> Result<String, Error> {
+        let kernels = self.generate()?;
+        let mut text = String::new();
+        for &target in &self.targets {
+            let listed: Vec<&Kernel> = kernels.iter().filter(|k| k.spec.target == target).collect();
+            if target != Target::Scalar {
+                text += "#[cfg(target_arch = \"x86_64\")]\n";
+            }
+            let module = emit_module(target, &listed, true)?;
+            text += &format!("#[allow(non_snake_case, clippy::all)]\npub mod {target} {{\n{module}}}\n");
+        }
+        Ok(text)
     }
 
     /// Writes all files under `out`.

@@ -69,12 +69,20 @@ pub fn emit_prelude(target: Target) -> Result<String, Error> {
     render(&format!("cpu/prelude_{target}.rs.in"), &format!("prelude of {target}"), context)
 }
 
-/// The module that lists the kernels of a target.
+/// The module that lists the kernels of a target. `inline` puts prelude and kernels into it instead of naming their files.
 ///
 /// # Errors
 /// See [`Error`].
-pub fn emit_module(target: Target, names: &[String]) -> Result<String, Error> {
-    let context = context! { version => env!("CARGO_PKG_VERSION"), target => target.as_str(), names => names.to_vec() };
+pub fn emit_module(target: Target, kernels: &[&Kernel], inline: bool) -> Result<String, Error> {
+    let kernels: Vec<Value> =
+        kernels.iter().map(|k| context! { name => k.name.as_str(), text => k.text.as_str() }).collect();
+    let context = context! {
+        version => env!("CARGO_PKG_VERSION"),
+        target => target.as_str(),
+        prelude => emit_prelude(target)?,
+        kernels => kernels,
+        inline => inline,
+    };
     render("cpu/module.rs.in", &format!("module of {target}"), context)
 }
 

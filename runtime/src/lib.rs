@@ -1,1 +1,31 @@
+//! Runs vocabfuse kernels: the passes S, C1 and T of an output layer whose vocabulary is split over ranks.
+//!
+//! The mathematics is Algorithm 2 of vocabulary parallelism: pass S is local, one combined collective C1 gives loss
+//! and dX, pass T adds the weight gradient any time later. The order is in the types: [`OutputLayer::s_pass`] gives a
+//! [`Partial`], [`Partial::start_combine`] a [`Merging`], [`Merging::wait`] a [`Done`] with the ticket
+//! [`WeightGrad`] that [`OutputLayer::t_pass`] takes.
 
+mod algorithm;
+mod buffer;
+mod comm;
+mod cpu;
+mod error;
+mod layer;
+mod layout;
+mod loss;
+mod matrix;
+mod policy;
+
+pub use comm::{Counters, Local};
+pub use cpu::Cpu;
+pub use error::Error;
+pub use layer::{Batch, Done, Gradients, Merging, OutputLayer, Partial, Shard, Upstream, WeightGrad};
+pub use layout::ShardLayout;
+pub use loss::{CrossEntropy, Reduction};
+pub use matrix::{Element, Matrix};
+pub use policy::{Algorithm, DEFAULT_MEMORY_BUDGET, Policy, Save};
+pub use vocabfuse_codegen::{Dtype, Target};
+pub use vocabfuse_kernels::Registry;
+
+/// Result with this crate's error.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -126,7 +126,13 @@ impl Bits {
                 d,
                 sources,
             } => r.map3(d, sources, mask, |a, position, length| {
-                extract(a, (position & 255) as u32, (length & 255) as u32, bits, signed)
+                extract(
+                    a,
+                    (position & 255) as u32,
+                    (length & 255) as u32,
+                    bits,
+                    signed,
+                )
             }),
             Bits::Insert {
                 bits,

@@ -160,7 +160,8 @@ impl Convert {
                 d,
                 a,
             } => {
-                let (take, give) = (from.bits().min(to.bits()), low_bits(width));
+                let take = from.bits().min(to.bits());
+                let give = low_bits(if to.is_signed() { width } else { to.bits() });
                 // Truncation keeps the low bits; what is left extends to the
                 // register by the signedness of the type it comes from.
                 let signed = match from.bits() >= to.bits() {
@@ -175,7 +176,12 @@ impl Convert {
                 }
             }
             Convert::Resize {
-                from, to, width, d, a, ..
+                from,
+                to,
+                width,
+                d,
+                a,
+                ..
             } => r.map1(d, a, mask, |a| {
                 clamp(integer(a, from), to) as u64 & low_bits(width)
             }),
@@ -207,7 +213,11 @@ impl Convert {
                 d,
                 sources,
             } => {
-                let half = if to == Type::Bf16x2 { Type::Bf16 } else { Type::F16 };
+                let half = if to == Type::Bf16x2 {
+                    Type::Bf16
+                } else {
+                    Type::F16
+                };
                 r.map2(d, sources, mask, |high, low| {
                     let one = |x: u64| narrow(f32::from_bits(x as u32), half, rounding, relu);
                     one(high) << 16 | one(low)
@@ -312,7 +322,11 @@ fn narrow(x: f32, to: Type, rounding: Rounding, relu: bool) -> u64 {
         Type::F16 => f16::from_bits(nearest).to_f32(),
         _ => bf16::from_bits(nearest).to_f32(),
     };
-    u64::from(if value.abs() > x.abs() { nearest - 1 } else { nearest })
+    u64::from(if value.abs() > x.abs() {
+        nearest - 1
+    } else {
+        nearest
+    })
 }
 
 /// Keeps ten bits of the mantissa.

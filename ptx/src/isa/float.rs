@@ -134,9 +134,9 @@ impl Float {
             Operation::Add => registers.map2(d, two, mask, |a, b| to(of(a).add(of(b)))),
             Operation::Sub => registers.map2(d, two, mask, |a, b| to(of(a).add(of(b).negate()))),
             Operation::Mul => registers.map2(d, two, mask, |a, b| to(of(a).mul(of(b)))),
-            Operation::Fma => registers.map3(d, self.sources, mask, |a, b, c| {
-                to(of(a).fma(of(b), of(c)))
-            }),
+            Operation::Fma => {
+                registers.map3(d, self.sources, mask, |a, b, c| to(of(a).fma(of(b), of(c))))
+            }
             Operation::Div => registers.map2(d, two, mask, |a, b| to(of(a).div(of(b)))),
             Operation::Min { nan } => registers.map2(d, two, mask, |a, b| {
                 to(of(a).negate().larger(of(b).negate(), nan).negate())

@@ -220,12 +220,9 @@ impl Logic {
             Logic::Lookup { table, d, sources } => {
                 r.map3(d, sources, mask, |a, b, c| {
                     let select = |bit: u8, x: u64, n: u8| if n & bit != 0 { x } else { !x };
-                    (0..8u8)
-                        .filter(|n| table >> n & 1 == 1)
-                        .fold(0, |out, n| {
-                            out | (select(4, a, n) & select(2, b, n) & select(1, c, n))
-                        })
-                        & low_bits(32)
+                    (0..8u8).filter(|n| table >> n & 1 == 1).fold(0, |out, n| {
+                        out | (select(4, a, n) & select(2, b, n) & select(1, c, n))
+                    }) & low_bits(32)
                 });
             }
             Logic::Funnel {

@@ -18,12 +18,6 @@ impl SharedMemory {
         }
     }
 
-    /// Makes the memory as new.
-    pub(crate) fn clear(&mut self) {
-        self.data.fill(0xff);
-        self.written.clear();
-    }
-
     /// The offset of an aligned access, if it is inside the memory.
     #[inline]
     pub(crate) fn locate(&self, address: u64, bytes: usize) -> Result<usize, Refusal> {

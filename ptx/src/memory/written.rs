@@ -14,11 +14,6 @@ impl Written {
         }
     }
 
-    /// Forgets all writes.
-    pub(crate) fn clear(&mut self) {
-        self.words.fill(0);
-    }
-
     /// Marks a range of any length.
     pub(crate) fn mark(&mut self, offset: usize, bytes: usize) {
         let end = offset + bytes;

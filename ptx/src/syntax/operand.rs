@@ -89,11 +89,7 @@ fn parse_scalar<'t>(cursor: &mut Cursor<'t>) -> Result<Raw<'t>, Located> {
     let word = cursor.word("an operand")?;
     if let Some(number) = Number::parse(word) {
         let number = number.map_err(|kind| (line, kind))?;
-        return Ok(Raw::Number(if negative {
-            number.negate()
-        } else {
-            number
-        }));
+        return Ok(Raw::Number(if negative { number.negate() } else { number }));
     }
     if negative {
         return Err((line, ParseErrorKind::Expected("a number")));

@@ -238,10 +238,7 @@ impl<'t> Body<'_, 't> {
         }
         // A body may fall off its end, and a label may stand there.
         let line = self.cursor.line();
-        self.push(
-            Instruction::new(None, Op::Branch(Branch::Exit), line),
-            line,
-        )?;
+        self.push(Instruction::new(None, Op::Branch(Branch::Exit), line), line)?;
         self.link()
     }
 
@@ -253,7 +250,9 @@ impl<'t> Body<'_, 't> {
             ".shared" | ".local" => {
                 let variable = variable(self.cursor)?;
                 self.cursor.expect(';', "a semicolon")?;
-                let size = variable.size.ok_or((line, ParseErrorKind::Missing("a size")))?;
+                let size = variable
+                    .size
+                    .ok_or((line, ParseErrorKind::Missing("a size")))?;
                 let place = match word {
                     ".shared" => self.scope.place_shared(size, variable.align),
                     _ => self.scope.place_local(size, variable.align),
@@ -288,7 +287,9 @@ impl<'t> Body<'_, 't> {
         let mut statement = Statement::new(opcode, operands, &mut self.scope);
         let guard = match guard {
             Some((name, negated)) => {
-                let predicate = statement.named_predicate(name).map_err(|kind| (line, kind))?;
+                let predicate = statement
+                    .named_predicate(name)
+                    .map_err(|kind| (line, kind))?;
                 Some(Guard { predicate, negated })
             }
             None => None,

@@ -168,18 +168,22 @@ impl Scope {
 
     /// The register behind the destination `_`.
     pub(super) fn sink(&mut self) -> Result<Reg, ParseErrorKind> {
-        match self.sink {
-            Some(reg) => Ok(reg),
-            None => Ok(*self.sink.insert(self.fresh_register()?)),
+        if let Some(reg) = self.sink {
+            return Ok(reg);
         }
+        let reg = self.fresh_register()?;
+        self.sink = Some(reg);
+        Ok(reg)
     }
 
     /// The predicate behind the destination `_`.
     pub(super) fn sink_predicate(&mut self) -> Result<Predicate, ParseErrorKind> {
-        match self.sink_predicate {
-            Some(predicate) => Ok(predicate),
-            None => Ok(*self.sink_predicate.insert(self.fresh_predicate()?)),
+        if let Some(predicate) = self.sink_predicate {
+            return Ok(predicate);
         }
+        let predicate = self.fresh_predicate()?;
+        self.sink_predicate = Some(predicate);
+        Ok(predicate)
     }
 
     /// The register that holds a special value during a launch.

@@ -41,11 +41,6 @@ impl<'s, 't> Statement<'s, 't> {
         self.opcode
     }
 
-    /// The scope, for families that need a special register.
-    pub(crate) fn scope(&mut self) -> &mut Scope {
-        self.scope
-    }
-
     // Modifiers
 
     /// The next modifier, not consumed.
@@ -129,11 +124,6 @@ impl<'s, 't> Statement<'s, 't> {
     /// Whether the next operand is a vector.
     pub(crate) fn next_is_vector(&self) -> bool {
         matches!(self.operands.as_slice().first(), Some(Raw::Vector(_)))
-    }
-
-    /// Whether the next operand is an address.
-    pub(crate) fn next_is_address(&self) -> bool {
-        matches!(self.operands.as_slice().first(), Some(Raw::Address { .. }))
     }
 
     /// Whether the next operand is a predicate register.

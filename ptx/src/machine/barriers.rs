@@ -1,0 +1,129 @@
+//! Barriers of a block.
+
+use std::rc::Rc;
+
+use super::access::Fault;
+use super::lanes::{Mask, WARP};
+use super::warp::Warp;
+use crate::check::Clock;
+
+/// Barriers that hardware gives a block.
+const COUNT: usize = 16;
+
+/// The sixteen barriers of a block.
+#[derive(Debug)]
+pub(crate) struct Barriers {
+    warps: usize,
+    pending: [Option<Pending>; COUNT],
+    released: Vec<Release>,
+}
+
+/// A barrier at which some but not all threads arrived.
+#[derive(Debug)]
+struct Pending {
+    expected: u32,
+    arrived: u32,
+    clock: Clock,
+    waiters: Vec<(usize, Mask)>,
+}
+
+/// Lanes that a completed barrier lets go on.
+#[derive(Debug)]
+pub(super) struct Release {
+    pub(super) warp: usize,
+    pub(super) lanes: Mask,
+    /// What all threads knew when they arrived.
+    pub(super) clock: Rc<Clock>,
+}
+
+/// What lanes bring to a barrier.
+pub(crate) struct Arrival {
+    pub(crate) lanes: Mask,
+    pub(crate) barrier: u64,
+    /// Threads that the barrier waits for; nothing for the whole block.
+    pub(crate) threads: Option<u64>,
+    /// Whether the lanes wait.
+    pub(crate) waits: bool,
+}
+
+impl Barriers {
+    pub(crate) fn new(warps: usize) -> Self {
+        Barriers {
+            warps,
+            pending: [const { None }; COUNT],
+            released: Vec::new(),
+        }
+    }
+
+    /// Lanes of `warp` arrive at a barrier.
+    pub(crate) fn arrive(&mut self, warp: &mut Warp, arrival: Arrival) -> Result<(), Fault> {
+        let lane = arrival.lanes.trailing_zeros() as usize;
+        let illegal = |rule| Fault::Illegal { rule, lane };
+        let slot = self
+            .pending
+            .get_mut(arrival.barrier as usize)
+            .filter(|_| arrival.barrier < COUNT as u64)
+            .ok_or(illegal("barriers are numbered 0 to 15"))?;
+        let block = (self.warps * WARP) as u64;
+        let expected = arrival.threads.unwrap_or(block);
+        if expected == 0 || expected > block || !expected.is_multiple_of(WARP as u64) {
+            return Err(illegal(
+                "a barrier counts whole warps, and no more than the block has",
+            ));
+        }
+        // A barrier counts in whole warps, so the last warp of a ragged block
+        // brings the lanes that it lacks.
+        let threads = match arrival.lanes == warp.launched {
+            true => WARP as u32,
+            false => arrival.lanes.count_ones(),
+        };
+        let pending = slot.get_or_insert_with(|| Pending {
+            expected: expected as u32,
+            arrived: 0,
+            clock: warp.clock.clone(),
+            waiters: Vec::new(),
+        });
+        if u64::from(pending.expected) != expected {
+            return Err(illegal("a barrier is used with different thread counts"));
+        }
+        pending.arrived += threads;
+        pending.clock.join(&warp.clock);
+        // What the warp does from here on is not covered by this arrival.
+        warp.clock.tick();
+        if arrival.waits {
+            pending.waiters.push((warp.number, arrival.lanes));
+            warp.parked |= arrival.lanes;
+        }
+        if pending.arrived > pending.expected {
+            return Err(illegal("more threads arrive at a barrier than it counts"));
+        }
+        if pending.arrived == pending.expected {
+            self.complete(arrival.barrier as usize);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, barrier: usize) {
+        let Some(pending) = self.pending[barrier].take() else {
+            return;
+        };
+        let clock = Rc::new(pending.clock);
+        let waiters = pending.waiters.into_iter();
+        self.released.extend(waiters.map(|(warp, lanes)| Release {
+            warp,
+            lanes,
+            clock: Rc::clone(&clock),
+        }));
+    }
+
+    /// Takes the lanes that may go on.
+    pub(super) fn take_released(&mut self) -> Vec<Release> {
+        std::mem::take(&mut self.released)
+    }
+
+    /// Threads that arrived at and are expected by a barrier.
+    pub(super) fn progress(&self, barrier: u64) -> Option<(u32, u32)> {
+        let pending = self.pending.get(barrier as usize)?.as_ref()?;
+        Some((pending.arrived, pending.expected))
+    }
+}

@@ -1,0 +1,216 @@
+//! The kernels of one target, dtype, chunk and loss, looked up once, and the names they bind.
+
+use super::Cpu;
+use crate::{Error, Result};
+use std::ptr;
+use vocabfuse_codegen::{Dtype, Target};
+use vocabfuse_kernels::Kernel;
+use vocabfuse_kernels::abi::{self, Entry, Geometry};
+
+/// Chunk used when the policy names none: small enough that the logits of a block of tokens stay in L2.
+const DEFAULT_CHUNK: usize = 512;
+
+/// All kernels that a layer calls.
+#[derive(Clone, Debug)]
+pub(crate) struct Family {
+    pub(crate) geometry: Geometry,
+    pub(crate) chunk: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) pack_tokens: unsafe fn(&abi::PackTokens),
+    pub(crate) pack_tokens_grad: unsafe fn(&abi::PackTokens),
+    pub(crate) pack_vocabulary: unsafe fn(&abi::PackVocabulary),
+    pub(crate) logits_softmax: unsafe fn(&abi::LogitsSoftmax),
+    pub(crate) unpack_accumulator: Option<unsafe fn(&abi::UnpackAccumulator)>,
+    pub(crate) weight_grad_saved: unsafe fn(&abi::WeightGrad),
+    pub(crate) weight_grad_recompute: unsafe fn(&abi::WeightGrad),
+    pub(crate) merge: unsafe fn(&abi::Merge),
+    pub(crate) finish: unsafe fn(&abi::Finish),
+    pub(crate) gather_rows: unsafe fn(&abi::GatherRows),
+    /// Kernels by role, for reports and for their bindings.
+    pub(crate) softmax_kernel: &'static Kernel,
+    pub(crate) finish_kernel: &'static Kernel,
+    pub(crate) grad_kernel: &'static Kernel,
+    names: Vec<&'static str>,
+}
+
+struct Lookup<'a> {
+    cpu: &'a Cpu,
+    dtype: Dtype,
+    chunk: usize,
+    names: Vec<&'static str>,
+}
+
+impl Lookup<'_> {
+    fn optional(&self, kernel: &str) -> Option<&'static Kernel> {
+        self.cpu.registry().find(|k| {
+            k.kernel == kernel
+                && k.target == self.cpu.target().as_str()
+                && (k.dtype == self.dtype.as_str() || k.kernel == "merge")
+                && (k.chunk == 0 || k.chunk == self.chunk)
+                && (k.loss.is_empty() || k.loss == "cross_entropy")
+        })
+    }
+
+    fn find(&mut self, kernel: &str) -> Result<&'static Kernel> {
+        let found = self.optional(kernel).ok_or_else(|| self.missing(kernel))?;
+        self.names.push(found.name);
+        Ok(found)
+    }
+
+    fn missing(&self, kernel: &str) -> Error {
+        let alike = |k: &&Kernel| {
+            k.kernel == kernel && k.target == self.cpu.target().as_str() && k.dtype == self.dtype.as_str() && k.chunk > 0
+        };
+        let chunks: Vec<String> = self.cpu.registry().iter().filter(alike).map(|k| k.chunk.to_string()).collect();
+        if !chunks.is_empty() && vocabfuse_codegen::spec::check_chunk(self.chunk).is_ok() {
+            let message =
+                format!("expected one of the generated sizes {}, got {}; others can be generated", chunks.join(", "), self.chunk);
+            return Error::Option { option: "chunk", message };
+        }
+        Error::Kernel {
+            kernel: kernel.to_owned(),
+            target: self.cpu.target(),
+            dtype: self.dtype,
+            message: if self.cpu.target() == Target::Amx {
+                "amx has bf16 kernels; use avx512 for other dtypes".to_owned()
+            } else {
+                "not in the registry".to_owned()
+            },
+        }
+    }
+}
+
+// One arm a kind of entry: a kernel registered with another one is as good as missing.
+macro_rules! entry {
+    ($lookup:expr, $kernel:literal, $kind:ident) => {{
+        let found = $lookup.find($kernel)?;
+        match found.entry {
+            Entry::$kind(f) => f,
+            _ => return Err($lookup.missing($kernel)),
+        }
+    }};
+}
+
+impl Family {
+    /// The kernels for a dtype and a chunk; `None` takes the default chunk.
+    pub(crate) fn new(cpu: &Cpu, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
+        let chunk = match chunk {
+            None => DEFAULT_CHUNK,
+            Some(chunk) => vocabfuse_codegen::spec::check_chunk(chunk).map_err(|_| Error::Option {
+                option: "chunk",
+                message: format!("expected a power of two from 512 to 65536, got {chunk}"),
+            })?,
+        };
+        let mut lookup = Lookup { cpu, dtype, chunk, names: vec![] };
+        let softmax_kernel = lookup.find("logits_softmax")?;
+        let Entry::LogitsSoftmax(logits_softmax) = softmax_kernel.entry else {
+            return Err(lookup.missing("logits_softmax"));
+        };
+        let finish_kernel = lookup.find("finish")?;
+        let Entry::Finish(finish) = finish_kernel.entry else {
+            return Err(lookup.missing("finish"));
+        };
+        let grad_kernel = lookup.find("weight_grad_recompute")?;
+        let Entry::WeightGrad(weight_grad_recompute) = grad_kernel.entry else {
+            return Err(lookup.missing("weight_grad_recompute"));
+        };
+        let unpack_accumulator = lookup.optional("unpack_accumulator").and_then(|k| match k.entry {
+            Entry::UnpackAccumulator(f) => {
+                lookup.names.push(k.name);
+                Some(f)
+            }
+            _ => None,
+        });
+        Ok(Family {
+            geometry: softmax_kernel.geometry,
+            chunk,
+            dtype,
+            pack_tokens: entry!(lookup, "pack_tokens", PackTokens),
+            pack_tokens_grad: entry!(lookup, "pack_tokens_grad", PackTokens),
+            pack_vocabulary: entry!(lookup, "pack_vocabulary", PackVocabulary),
+            logits_softmax,
+            unpack_accumulator,
+            weight_grad_saved: entry!(lookup, "weight_grad_saved", WeightGrad),
+            weight_grad_recompute,
+            merge: entry!(lookup, "merge", Merge),
+            finish,
+            gather_rows: entry!(lookup, "gather_rows", GatherRows),
+            softmax_kernel,
+            finish_kernel,
+            grad_kernel,
+            names: lookup.names,
+        })
+    }
+
+    /// Names of the kernels that a policy calls.
+    pub(crate) fn names(&self, saved: bool) -> Vec<&'static str> {
+        let unused = if saved { "weight_grad_recompute" } else { "weight_grad_saved" };
+        self.names.iter().copied().filter(|n| !n.starts_with(unused)).collect()
+    }
+
+    /// H padded to whole panels.
+    pub(crate) fn padded_hidden(&self, hidden: usize) -> usize {
+        hidden.next_multiple_of(self.geometry.panel)
+    }
+
+    /// Number of row statistics besides the reference.
+    pub(crate) fn statistics(&self) -> usize {
+        self.softmax_kernel.bindings.statistics.len()
+    }
+}
+
+/// Values in the order in which a kernel names them.
+pub(crate) fn bind<T>(kernel: &Kernel, names: &[&str], value: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
+    let one = |name: &&str| {
+        value(name).ok_or_else(|| Error::Option {
+            option: "loss",
+            message: format!("kernel {} needs the input {name:?}, which the layer does not provide", kernel.name),
+        })
+    };
+    names.iter().map(one).collect()
+}
+
+/// Inputs of a row program, owning the arrays of pointers.
+pub(crate) struct ProgramInputs {
+    pub(crate) classes: i32,
+    pub(crate) targets: *const i32,
+    pub(crate) uniforms: Vec<f32>,
+    pub(crate) rows: Vec<*const f32>,
+    pub(crate) columns: Vec<*const f32>,
+}
+
+// SAFETY: addresses of buffers that outlive the pass and that kernels only read.
+unsafe impl Send for ProgramInputs {}
+// SAFETY: as above.
+unsafe impl Sync for ProgramInputs {}
+
+impl ProgramInputs {
+    /// As the kernels take them; valid while `self` is.
+    pub(crate) fn view(&self) -> abi::Inputs {
+        abi::Inputs {
+            classes: self.classes,
+            targets: self.targets,
+            uniforms: self.uniforms.as_ptr(),
+            rows: self.rows.as_ptr(),
+            columns: self.columns.as_ptr(),
+        }
+    }
+}
+
+/// What a layer gives to row programs besides values per token.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerInputs<'a> {
+    pub(crate) classes: usize,
+    pub(crate) logit_scale: f32,
+    pub(crate) bias: Option<&'a [f32]>,
+}
+
+impl LayerInputs<'_> {
+    pub(crate) fn uniform(&self, name: &str) -> Option<f32> {
+        (name == "logit_scale").then_some(self.logit_scale)
+    }
+
+    pub(crate) fn column(&self, name: &str) -> Option<*const f32> {
+        (name == "bias").then(|| self.bias.map_or(ptr::null(), <[f32]>::as_ptr))
+    }
+}

@@ -1,0 +1,100 @@
+//! Which instruction sets this machine has.
+
+use crate::{Error, Result};
+use vocabfuse_codegen::Target;
+
+/// Environment variable that forces a target.
+pub(crate) const VARIABLE: &str = "VOCABFUSE_ISA";
+
+/// Targets that can run here, the fastest last.
+pub(crate) fn available() -> Vec<Target> {
+    Target::ALL.iter().copied().filter(|t| missing(*t).is_none()).collect()
+}
+
+/// The target to use: the one that the environment forces, else the fastest.
+pub(crate) fn choose() -> Result<Target> {
+    match std::env::var(VARIABLE) {
+        Ok(text) if !text.is_empty() => {
+            let target = text
+                .parse()
+                .map_err(|e: vocabfuse_codegen::SpecError| Error::Option { option: VARIABLE, message: e.to_string() })?;
+            check(target)?;
+            Ok(target)
+        }
+        _ => Ok(available().last().copied().unwrap_or(Target::Scalar)),
+    }
+}
+
+/// An error unless the target can run here.
+pub(crate) fn check(target: Target) -> Result<()> {
+    match missing(target) {
+        None => Ok(()),
+        Some(missing) => {
+            let available: Vec<&str> = available().into_iter().map(Target::as_str).collect();
+            Err(Error::Unavailable { target, missing, available: available.join(", ") })
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn missing(target: Target) -> Option<&'static str> {
+    (target != Target::Scalar).then_some("it needs an x86-64 processor")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn missing(target: Target) -> Option<&'static str> {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let avx512 = avx2
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    match target {
+        Target::Scalar => None,
+        Target::Avx2 => (!avx2).then_some("the processor lacks AVX2, FMA or F16C"),
+        Target::Avx512 => (!avx512).then_some("the processor lacks AVX-512 F, BW, DQ or VL"),
+        Target::Amx if !avx512 || !is_x86_feature_detected!("avx512bf16") => Some("the processor lacks AVX-512 with BF16"),
+        Target::Amx => (!amx::enabled()).then_some("the processor or the system lacks AMX tiles with bf16"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod amx {
+    use std::sync::OnceLock;
+
+    /// Whether tiles may be used; asks the system for the permission the first time, which holds for all threads
+    /// started afterwards and for the calling one.
+    pub(super) fn enabled() -> bool {
+        static ENABLED: OnceLock<bool> = OnceLock::new();
+        *ENABLED.get_or_init(|| {
+            let features = raw_cpuid::CpuId::new().get_extended_feature_info();
+            features.is_some_and(|f| f.has_amx_bf16() && f.has_amx_tile()) && permitted()
+        })
+    }
+
+    #[cfg(target_os = "linux")]
+    fn permitted() -> bool {
+        const ARCH_PRCTL: i64 = 158;
+        const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+        const XFEATURE_XTILEDATA: u64 = 18;
+        let result: i64;
+        // SAFETY: the system call takes two integers and changes nothing but the permission mask of the process.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                inlateout("rax") ARCH_PRCTL => result,
+                in("rdi") ARCH_REQ_XCOMP_PERM,
+                in("rsi") XFEATURE_XTILEDATA,
+                out("rcx") _,
+                out("r11") _,
+                options(nostack),
+            );
+        }
+        result == 0
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn permitted() -> bool {
+        false
+    }
+}

@@ -1,0 +1,108 @@
+//! The CPU as a device: a target, its kernels and a pool of threads.
+
+mod family;
+mod isa;
+mod rows;
+mod s_pass;
+mod t_pass;
+
+pub(crate) use family::{Family, LayerInputs};
+pub(crate) use rows::{FinishJob, Finished, ShardRows, TargetRows};
+pub(crate) use s_pass::{SPass, Saved};
+pub(crate) use t_pass::TPass;
+
+/// Bytes over inputs and outputs that the passes of one shard need, saved values aside.
+pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize, saved: bool) -> usize {
+    s_pass::working_set(cpu, family, tokens, hidden).max(t_pass::working_set(cpu, family, tokens, hidden, saved))
+}
+
+use crate::{Error, Result};
+use std::sync::Arc;
+use vocabfuse_codegen::Target;
+use vocabfuse_kernels::Registry;
+
+/// The processors of this machine. Clones share the threads.
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    target: Target,
+    registry: Arc<Registry>,
+    pool: Arc<rayon::ThreadPool>,
+}
+
+impl Cpu {
+    /// The fastest target that the machine can run, or the one that `VOCABFUSE_ISA` forces; `threads` or one a
+    /// processor.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] or [`Error::Option`] for what `VOCABFUSE_ISA` asks; [`Error::Device`] if the threads
+    /// cannot be started.
+    pub fn new(threads: Option<usize>) -> Result<Cpu> {
+        Cpu::build(isa::choose()?, threads)
+    }
+
+    /// A target of choice.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the machine cannot run it.
+    pub fn with_target(target: Target, threads: Option<usize>) -> Result<Cpu> {
+        isa::check(target)?;
+        Cpu::build(target, threads)
+    }
+
+    /// A target of choice, without asking the machine.
+    ///
+    /// # Safety
+    /// The machine, or an emulator that is installed in this process, executes the target's instructions.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the threads cannot be started.
+    pub unsafe fn with_target_unchecked(target: Target, threads: Option<usize>) -> Result<Cpu> {
+        Cpu::build(target, threads)
+    }
+
+    /// The same threads with another set of kernels.
+    pub fn with_registry(mut self, registry: Registry) -> Cpu {
+        self.registry = Arc::new(registry);
+        self
+    }
+
+    /// Targets that this machine can run, the fastest last.
+    pub fn available_targets() -> Vec<Target> {
+        isa::available()
+    }
+
+    fn build(target: Target, threads: Option<usize>) -> Result<Cpu> {
+        if threads == Some(0) {
+            return Err(Error::Option { option: "threads", message: "expected at least 1, got 0".to_owned() });
+        }
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.unwrap_or(0))
+            .thread_name(|i| format!("vocabfuse-{i}"))
+            .build()
+            .map_err(|e| Error::Device(format!("cannot start threads: {e}")))?;
+        Ok(Cpu { target, registry: Arc::new(Registry::default()), pool: Arc::new(pool) })
+    }
+
+    /// The target.
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// For reports: target and threads.
+    pub fn name(&self) -> String {
+        format!("cpu {} ({} threads)", self.target, self.threads())
+    }
+
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(crate) fn pool(&self) -> &rayon::ThreadPool {
+        &self.pool
+    }
+}

@@ -1,0 +1,197 @@
+//! What one shard knows about each token after pass S, and how two shards' knowledge merges.
+
+use super::Cpu;
+use super::family::{Family, LayerInputs, ProgramInputs, bind};
+use crate::Result;
+use crate::buffer::{Buffer, SharedPointer};
+use std::ops::Range;
+use std::ptr;
+use vocabfuse_kernels::abi;
+
+/// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
+pub(crate) const NO_REFERENCE: f32 = -8.507_059e37;
+
+/// Per-token state of one shard, or of several merged ones. Buffers are padded to whole panels.
+#[derive(Clone)]
+pub(crate) struct ShardRows {
+    /// Tokens that count.
+    pub(crate) tokens: usize,
+    /// The reference, then the statistics in the order of the kernels.
+    pub(crate) state: Vec<Buffer<f32>>,
+    /// A, `[padded tokens, padded H]`, if the pass accumulated it.
+    pub(crate) a: Option<Buffer<f32>>,
+    pub(crate) a_stride: usize,
+    /// Rows of W of the targets that this shard owns, packed.
+    pub(crate) targets: TargetRows,
+}
+
+/// B: rows of W, by token.
+#[derive(Clone, Default)]
+pub(crate) struct TargetRows {
+    /// Position in `rows` for each token, negative where another shard owns the target.
+    pub(crate) index: Vec<i32>,
+    /// Packed rows of the layer's dtype.
+    pub(crate) rows: Buffer8,
+    /// Bytes of a row.
+    pub(crate) row_bytes: usize,
+}
+
+/// Bytes, shared by clones: the target rows of a shard are never written after they were gathered.
+pub(crate) type Buffer8 = std::sync::Arc<Vec<u8>>;
+
+impl TargetRows {
+    fn pointer(&self, token: usize) -> *const u8 {
+        match self.index.get(token) {
+            Some(&i) if i >= 0 => self.rows[i as usize * self.row_bytes..].as_ptr(),
+            _ => ptr::null(),
+        }
+    }
+}
+
+impl ShardRows {
+    /// Rows that have seen no logit: the identity of merging.
+    pub(crate) fn identity(family: &Family, tokens: usize) -> ShardRows {
+        let padded = tokens.next_multiple_of(family.geometry.panel);
+        let mut state: Vec<Buffer<f32>> = (0..=family.statistics()).map(|_| Buffer::zeroed(padded)).collect();
+        state[0].as_mut().fill(NO_REFERENCE);
+        ShardRows { tokens, state, a: None, a_stride: 0, targets: TargetRows::default() }
+    }
+
+    /// Bytes that a transport moves for these rows.
+    pub(crate) fn bytes(&self) -> usize {
+        let state = self.state.len() * self.tokens * 4;
+        let a = self.a.as_ref().map_or(0, |_| self.tokens * self.a_stride * 4);
+        state + a + self.targets.rows.len()
+    }
+
+    /// A copy of some tokens, a range that begins at a panel. Target rows stay with their shard.
+    pub(crate) fn block(&self, tokens: Range<usize>, panel: usize) -> ShardRows {
+        let padded = tokens.len().next_multiple_of(panel);
+        let copy = |from: &Buffer<f32>, stride: usize| {
+            let mut to = Buffer::zeroed(padded * stride);
+            let start = tokens.start * stride;
+            let end = (start + padded * stride).min(from.len());
+            to.as_mut()[..end - start].copy_from_slice(&from.as_ref()[start..end]);
+            to
+        };
+        ShardRows {
+            tokens: tokens.len(),
+            state: self.state.iter().map(|b| copy(b, 1)).collect(),
+            a: self.a.as_ref().map(|a| copy(a, self.a_stride)),
+            a_stride: self.a_stride,
+            targets: TargetRows::default(),
+        }
+    }
+
+    /// Merges the same tokens of another shard, which begin at `start` there, into these.
+    pub(crate) fn merge(&mut self, family: &Family, other: &ShardRows, start: usize) {
+        if self.state.len() == 1 {
+            // References alone, the first barrier of the naive algorithm: their maximum.
+            let other = &other.state[0].as_ref()[start..][..self.tokens];
+            self.state[0].as_mut().iter_mut().zip(other).for_each(|(mine, theirs)| *mine = mine.max(*theirs));
+            return;
+        }
+        let state: Vec<*mut f32> = self.state.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
+        let other_state: Vec<*mut f32> =
+            other.state.iter().map(|b| b.as_ref()[start..].as_ptr().cast_mut()).collect();
+        let (a, other_a) = match (&mut self.a, &other.a) {
+            (Some(a), Some(b)) => (a.as_mut().as_mut_ptr(), b.as_ref()[start * other.a_stride..].as_ptr()),
+            _ => (ptr::null_mut(), ptr::null()),
+        };
+        // SAFETY: both sides have `self.tokens` tokens from the pointers on and the same statistics and stride; the
+        // other side is only read.
+        unsafe {
+            (family.merge)(&abi::Merge {
+                first: 0,
+                end: self.tokens,
+                state: state.as_ptr(),
+                other_state: other_state.as_ptr(),
+                a,
+                other_a,
+                a_stride: self.a_stride,
+            });
+        }
+    }
+}
+
+/// Everything that turns merged rows into results.
+pub(crate) struct FinishJob<'a> {
+    pub(crate) inputs: LayerInputs<'a>,
+    /// H.
+    pub(crate) hidden: usize,
+    /// Row of X of each token.
+    pub(crate) rows: &'a [u32],
+    /// Upstream gradient of each token.
+    pub(crate) upstream: &'a [f32],
+}
+
+/// Results per token in the order of the finish program's outputs, padded to whole panels.
+pub(crate) struct Finished {
+    pub(crate) outputs: Vec<Buffer<f32>>,
+}
+
+impl Finished {
+    /// An output by name.
+    pub(crate) fn output(&self, family: &Family, name: &str) -> &[f32] {
+        let position = family.finish_kernel.bindings.outputs.iter().position(|n| *n == name);
+        position.map_or(&[], |i| self.outputs[i].as_ref())
+    }
+}
+
+impl Cpu {
+    /// Results of merged rows, the tokens `range` of the whole; dX of these tokens is written if `dx` is given.
+    ///
+    /// `owners` are the shards that hold target rows. Every row of `dx` that the range names is written by nobody
+    /// else meanwhile.
+    pub(crate) fn finish(
+        &self,
+        family: &Family,
+        merged: &ShardRows,
+        range: Range<usize>,
+        job: &FinishJob<'_>,
+        owners: &[&TargetRows],
+        dx: Option<SharedPointer<f32>>,
+    ) -> Result<Finished> {
+        let kernel = family.finish_kernel;
+        let padded = range.len().next_multiple_of(family.geometry.panel);
+        let mut outputs: Vec<Buffer<f32>> = kernel.bindings.outputs.iter().map(|_| Buffer::zeroed(padded)).collect();
+        let pointers: Vec<*mut f32> = outputs.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
+        let statistic = |name: &str| {
+            let position = family.softmax_kernel.bindings.statistics.iter().position(|n| *n == name)?;
+            Some(merged.state[position + 1].as_ref().as_ptr())
+        };
+        let inputs = ProgramInputs {
+            classes: 0,
+            targets: ptr::null(),
+            uniforms: bind(kernel, kernel.bindings.uniforms, |name| job.inputs.uniform(name))?,
+            rows: bind(kernel, kernel.bindings.rows, statistic)?,
+            columns: vec![],
+        };
+        let target_rows: Vec<*const u8> = range
+            .clone()
+            .map(|token| owners.iter().map(|o| o.pointer(token)).find(|p| !p.is_null()).unwrap_or(ptr::null()))
+            .collect();
+        let call = |first: usize, end: usize| {
+            let args = abi::Finish {
+                inputs: inputs.view(),
+                first,
+                end,
+                reference: merged.state[0].as_ref().as_ptr(),
+                outputs: pointers.as_ptr(),
+                upstream: job.upstream[range.clone()].as_ptr(),
+                hidden: job.hidden,
+                a: if dx.is_some() { merged.a.as_ref().map_or(ptr::null(), |a| a.as_ref().as_ptr()) } else { ptr::null() },
+                a_stride: merged.a_stride,
+                target_rows: target_rows.as_ptr(),
+                rows: job.rows[range.clone()].as_ptr(),
+                dx: dx.map_or(ptr::null_mut(), SharedPointer::get),
+                dx_stride: job.hidden,
+            };
+            // SAFETY: all arrays hold the tokens `first..end` (outputs and state to the end of the panel); rows of dX
+            // are distinct, so this call alone writes them.
+            unsafe { (family.finish)(&args) }
+        };
+        call(0, range.len());
+        Ok(Finished { outputs })
+    }
+}

@@ -1,0 +1,172 @@
+//! Pass T of one shard: blocks of vocabulary rows, each a task of its own.
+
+use super::Cpu;
+use super::family::{Family, LayerInputs, ProgramInputs, bind};
+use super::s_pass::Saved;
+use crate::buffer::{Buffer, SharedPointer};
+use crate::{Matrix, Result};
+use rayon::prelude::*;
+use std::ptr;
+use std::sync::Mutex;
+use vocabfuse_kernels::abi;
+
+/// Vocabulary rows of one task: their Q for a block of tokens and their packed W stay in L2.
+const TASK_ROWS: usize = 256;
+
+/// Inputs of pass T on one shard. Arrays per token are padded to whole panels.
+pub(crate) struct TPass<'a> {
+    /// X `[N, H]`.
+    pub(crate) x: Matrix<'a>,
+    /// W_d `[V_d, H]`, classes only.
+    pub(crate) w: Matrix<'a>,
+    pub(crate) inputs: LayerInputs<'a>,
+    pub(crate) rows: &'a [u32],
+    pub(crate) targets: &'a [i32],
+    /// Final reference.
+    pub(crate) reference: &'a [f32],
+    pub(crate) a_factor: &'a [f32],
+    pub(crate) target_factor: &'a [f32],
+    pub(crate) upstream: &'a [f32],
+    /// Values saved by pass S; `None` recomputes them.
+    pub(crate) saved: Option<&'a Saved>,
+}
+
+struct Task {
+    chunk: usize,
+    first_column: usize,
+    columns: usize,
+}
+
+/// Bytes that pass T needs besides inputs, outputs and saved values.
+pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize, saved: bool) -> usize {
+    let geometry = &family.geometry;
+    let (padded, width) = (tokens.next_multiple_of(geometry.panel), family.padded_hidden(hidden));
+    let rows = TASK_ROWS.next_multiple_of(geometry.row_block);
+    let packed = if saved { 0 } else { rows * width * geometry.packed_vocabulary };
+    let x = padded * width * geometry.packed_token * if saved { 1 } else { 2 };
+    x + ((geometry.grad_scratch)(rows, width) + packed) * cpu.threads()
+}
+
+impl Cpu {
+    /// dW += Qᵀ X and dbias += column sums of Q, for one shard. `dw` is `[V_d, H]` row-major.
+    pub(crate) fn t_pass(&self, family: &Family, pass: &TPass<'_>, dw: &mut [f32], dbias: Option<&mut [f32]>) -> Result<()> {
+        // Both kernels run the same programs, so they bind the same names.
+        let kernel = family.grad_kernel;
+        let names = kernel.bindings;
+        let row = |name: &str| match name {
+            "a_factor" => Some(pass.a_factor.as_ptr()),
+            "target_factor" => Some(pass.target_factor.as_ptr()),
+            "upstream" => Some(pass.upstream.as_ptr()),
+            _ => None,
+        };
+        let inputs = |uniforms, rows, columns| -> Result<ProgramInputs> {
+            Ok(ProgramInputs {
+                classes: pass.inputs.classes as i32,
+                targets: pass.targets.as_ptr(),
+                uniforms: bind(kernel, uniforms, |name| pass.inputs.uniform(name))?,
+                rows: bind(kernel, rows, row)?,
+                columns: bind(kernel, columns, |name| pass.inputs.column(name))?,
+            })
+        };
+        let gradient = inputs(names.uniforms, names.rows, names.columns)?;
+        let statistics = inputs(names.statistics_uniforms, &[], names.statistics_columns)?;
+        let dbias = SharedPointer(dbias.map_or(ptr::null_mut(), <[f32]>::as_mut_ptr));
+        let dw = SharedPointer(dw.as_mut_ptr());
+        self.pool().install(|| self.walk_tasks(family, pass, &gradient, &statistics, dw, dbias));
+        Ok(())
+    }
+
+    fn walk_tasks(
+        &self,
+        family: &Family,
+        pass: &TPass<'_>,
+        gradient: &ProgramInputs,
+        statistics: &ProgramInputs,
+        dw: SharedPointer<f32>,
+        dbias: SharedPointer<f32>,
+    ) {
+        let geometry = &family.geometry;
+        let (tokens, hidden) = (pass.rows.len(), pass.x.columns());
+        let panels = tokens.div_ceil(geometry.panel);
+        let (padded, width) = (panels * geometry.panel, family.padded_hidden(hidden));
+        let rows = TASK_ROWS.next_multiple_of(geometry.row_block);
+        let recompute = pass.saved.is_none();
+
+        let x_grad = self.pack_tokens(family, family.pack_tokens_grad, pass.x, pass.rows);
+        let x = if recompute { self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows) } else { Buffer::zeroed(0) };
+        let packed = if recompute { rows * width * geometry.packed_vocabulary } else { 0 };
+        let scratch: Vec<Mutex<(Buffer<u8>, Buffer<u8>)>> = (0..self.pool().current_num_threads())
+            .map(|_| Mutex::new((Buffer::zeroed((geometry.grad_scratch)(rows, width)), Buffer::zeroed(packed))))
+            .collect();
+        let region = padded * family.chunk * family.dtype.size();
+        let run = if recompute { family.weight_grad_recompute } else { family.weight_grad_saved };
+
+        tasks(family, pass.w.rows(), rows).into_par_iter().for_each(|task| {
+            let thread = rayon::current_thread_index().unwrap_or(0);
+            let mut scratch = scratch[thread].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let (scratch, w) = &mut *scratch;
+            let allocated = task.columns.next_multiple_of(geometry.row_block);
+            if recompute {
+                // SAFETY: the rows are rows of W, and the buffer of this thread holds them.
+                unsafe {
+                    (family.pack_vocabulary)(&abi::PackVocabulary {
+                        w: pass.w.row_pointer(task.first_column),
+                        row_stride: pass.w.row_stride(),
+                        hidden,
+                        rows: task.columns,
+                        allocated_rows: allocated,
+                        first_row: 0,
+                        end_row: allocated,
+                        out: w.as_mut().as_mut_ptr(),
+                    });
+                }
+            }
+            let (saved, saved_reference) = match pass.saved {
+                Some(saved) => (
+                    saved.values.as_ref()[task.chunk * region..].as_ptr(),
+                    saved.references.as_ref()[task.chunk * padded..].as_ptr(),
+                ),
+                None => (ptr::null(), ptr::null()),
+            };
+            let column_gradient = dbias.get();
+            let column_gradient =
+                if column_gradient.is_null() { column_gradient } else { column_gradient.wrapping_add(task.first_column) };
+            // SAFETY: all buffers have the extents that the kernel states; each task owns its rows of dW and dbias and
+            // the scratch of its thread.
+            unsafe {
+                run(&abi::WeightGrad {
+                    inputs: gradient.view(),
+                    statistics_inputs: statistics.view(),
+                    hidden,
+                    first_column: task.first_column,
+                    columns: task.columns,
+                    panels,
+                    x_grad: x_grad.as_ref().as_ptr(),
+                    x: x.as_ref().as_ptr(),
+                    w: w.as_ref().as_ptr(),
+                    allocated_rows: allocated,
+                    reference: pass.reference.as_ptr(),
+                    saved,
+                    saved_row: task.first_column - task.chunk * family.chunk,
+                    saved_reference,
+                    dw: dw.get().add(task.first_column * hidden),
+                    dw_stride: hidden,
+                    column_gradients: &column_gradient,
+                    scratch: scratch.as_mut().as_mut_ptr(),
+                });
+            }
+        });
+    }
+}
+
+// No task crosses a chunk, since saved values are laid out by chunk.
+fn tasks(family: &Family, columns: usize, rows: usize) -> Vec<Task> {
+    let mut tasks = vec![];
+    for (chunk, start) in (0..columns).step_by(family.chunk).enumerate() {
+        let end = columns.min(start + family.chunk);
+        for first_column in (start..end).step_by(rows) {
+            tasks.push(Task { chunk, first_column, columns: rows.min(end - first_column) });
+        }
+    }
+    tasks
+}

@@ -1,0 +1,397 @@
+//! The output layer: passes S, C1 and T of one rank, in an order that the types enforce.
+
+use crate::algorithm::Exchange;
+use crate::comm::{Finish, Local, Merged, Pending};
+use crate::cpu::{Cpu, Family, FinishJob, LayerInputs, SPass, Saved, ShardRows, TPass, working_set};
+use crate::loss::scatter;
+use crate::{CrossEntropy, Dtype, Error, Matrix, Policy, Result, Save, ShardLayout};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// One microbatch, the same on every rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// X `[N, H]`, the last hidden states.
+    pub x: Matrix<'a>,
+    /// Global target ids, N.
+    pub targets: &'a [i64],
+    /// Upstream gradient of each token's loss, N; multiplies gradients only. `None` is one.
+    pub upstream: Option<&'a [f32]>,
+}
+
+/// The rows of the vocabulary that a rank holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Shard<'a> {
+    /// W_d `[V_d, H]`, of the dtype of X.
+    pub weight: Matrix<'a>,
+    /// Bias, V_d; added to the scaled logits.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// Where pass T adds its gradients.
+#[derive(Debug)]
+pub struct Gradients<'a> {
+    /// dW_d `[V_d, H]` row-major.
+    pub dw: &'a mut [f32],
+    /// Gradient of the bias, V_d.
+    pub dbias: Option<&'a mut [f32]>,
+}
+
+/// Upstream gradient known only when pass T runs, on top of the reduction and of [`Batch::upstream`].
+#[derive(Clone, Copy, Debug)]
+pub enum Upstream<'a> {
+    /// One.
+    One,
+    /// The same for all tokens, e.g. a loss scale.
+    Scale(f32),
+    /// One for each of the N tokens.
+    Rows(&'a [f32]),
+}
+
+/// The output layer on one rank.
+#[derive(Clone, Debug)]
+pub struct OutputLayer {
+    cpu: Cpu,
+    layout: ShardLayout,
+    rank: usize,
+    loss: CrossEntropy,
+    policy: Policy,
+}
+
+/// Everything about a microbatch that outlives pass S.
+struct Job<'a> {
+    layer: OutputLayer,
+    family: Family,
+    batch: Batch<'a>,
+    shard: Shard<'a>,
+    /// Rows of X that count.
+    rows: Vec<u32>,
+    /// Shard-local targets, padded to whole panels with -1.
+    targets: Vec<i32>,
+    /// Reduction times upstream of each token, padded with 0.
+    upstream: Vec<f32>,
+    agreement: String,
+}
+
+/// After pass S: local statistics, A and B.
+pub struct Partial<'a> {
+    job: Job<'a>,
+    rows: ShardRows,
+    saved: Option<Saved>,
+}
+
+/// While the collective runs.
+pub struct Merging<'a> {
+    job: Job<'a>,
+    saved: Option<Saved>,
+    pending: Pending,
+    kept: Option<ShardRows>,
+    comm: Local,
+}
+
+/// After the collective: results, and the ticket for pass T.
+pub struct Done<'a> {
+    /// The loss: one value, or N under reduction none. Ignored tokens have loss 0.
+    pub loss: Vec<f32>,
+    /// Log-sum-exp of the scaled logits, N. Ignored tokens have 0.
+    pub lse: Vec<f32>,
+    /// dX `[N, H]` row-major, shared by the ranks of a process.
+    pub dx: Arc<Vec<f32>>,
+    /// The ticket.
+    pub weight_grad: WeightGrad<'a>,
+}
+
+/// The right to run pass T of a microbatch once. Many may be outstanding.
+pub struct WeightGrad<'a> {
+    job: Job<'a>,
+    saved: Option<Saved>,
+    reference: Vec<f32>,
+    a_factor: Vec<f32>,
+    target_factor: Vec<f32>,
+}
+
+impl OutputLayer {
+    /// The layer of `rank` in `layout`.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] if there is no such rank, [`Error::Option`] for an unusable option.
+    pub fn new(cpu: &Cpu, layout: &ShardLayout, rank: usize, loss: CrossEntropy, policy: Policy) -> Result<OutputLayer> {
+        if rank >= layout.ranks() {
+            return Err(Error::Layout(format!("rank {rank} of {}; expected a rank below the number of ranks", layout.ranks())));
+        }
+        loss.validate()?;
+        Ok(OutputLayer { cpu: cpu.clone(), layout: layout.clone(), rank, loss, policy })
+    }
+
+    /// Pass S: no communication.
+    ///
+    /// Every check of the inputs happens here, before any communication, from what all ranks see alike.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Dtype`] or [`Error::Target`] naming the tensor; [`Error::Kernel`] or
+    /// [`Error::Option`] if there is no kernel for dtype or chunk; [`Error::Budget`].
+    pub fn s_pass<'a>(&self, batch: Batch<'a>, shard: Shard<'a>) -> Result<Partial<'a>> {
+        self.check(&batch, &shard)?;
+        let family = Family::new(&self.cpu, batch.x.dtype(), self.policy.chunk)?;
+        let rows = self.loss.active_rows(batch.targets, self.layout.vocab())?;
+        let save = self.saves(&family, rows.len(), batch.x.columns())?;
+        let job = self.job(family, batch, shard, rows);
+        let mut state = ShardRows::identity(&job.family, job.rows.len());
+        let mut saved = save.then(|| Saved::new(&job.family, job.rows.len(), job.classes()));
+        let pass = job.s_pass()?;
+        let stages = self.policy.algorithm.stages();
+        self.cpu.s_pass(&job.family, &pass, stages, &mut state, saved.as_mut())?;
+        if stages == vocabfuse_kernels::abi::Stages::All {
+            state.targets = self.cpu.gather_targets(&job.family, &pass);
+        }
+        Ok(Partial { job, rows: state, saved })
+    }
+
+    /// Pass T: adds the weight gradient of a microbatch. No communication, any time, in any order.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for an output or upstream of the wrong length.
+    pub fn t_pass(&self, ticket: WeightGrad<'_>, out: Gradients<'_>, upstream: Upstream<'_>) -> Result<()> {
+        let job = &ticket.job;
+        let (rows, hidden) = (job.shard.weight.rows(), job.batch.x.columns());
+        expect("dw", rows * hidden, out.dw.len())?;
+        if let Some(dbias) = &out.dbias {
+            expect("dbias", rows, dbias.len())?;
+        }
+        let mut scaled = job.upstream.clone();
+        match upstream {
+            Upstream::One => {}
+            Upstream::Scale(scale) => scaled.iter_mut().for_each(|u| *u *= scale),
+            Upstream::Rows(values) => {
+                expect("upstream", job.batch.targets.len(), values.len())?;
+                for (u, row) in scaled.iter_mut().zip(&job.rows) {
+                    *u *= values[*row as usize];
+                }
+            }
+        }
+        let pass = job.s_pass()?;
+        let pass = TPass {
+            x: pass.x,
+            w: pass.w,
+            inputs: pass.inputs,
+            rows: pass.rows,
+            targets: pass.targets,
+            reference: &ticket.reference,
+            a_factor: &ticket.a_factor,
+            target_factor: &ticket.target_factor,
+            upstream: &scaled,
+            saved: ticket.saved.as_ref(),
+        };
+        self.cpu.t_pass(&job.family, &pass, out.dw, out.dbias)
+    }
+
+    fn check(&self, batch: &Batch<'_>, shard: &Shard<'_>) -> Result<()> {
+        let (tokens, hidden) = (batch.x.rows(), batch.x.columns());
+        if hidden == 0 {
+            return Err(shape("x", "at least one column (H)", "0"));
+        }
+        let owned = self.layout.range(self.rank);
+        let weight = &shard.weight;
+        if weight.rows() != owned.len() {
+            let expected = format!("the {} rows {owned:?} of rank {}", owned.len(), self.rank);
+            return Err(shape("w", expected, format!("{} rows", weight.rows())));
+        }
+        if weight.columns() != hidden {
+            return Err(shape("w", format!("{hidden} columns, as x has"), format!("{} columns", weight.columns())));
+        }
+        if weight.dtype() != batch.x.dtype() {
+            return Err(Error::Dtype { tensor: "w", expected: batch.x.dtype(), found: weight.dtype() });
+        }
+        if let Some(bias) = shard.bias {
+            expect("bias", owned.len(), bias.len())?;
+        }
+        expect("targets", tokens, batch.targets.len())?;
+        if let Some(upstream) = batch.upstream {
+            expect("upstream", tokens, upstream.len())?;
+        }
+        if u32::try_from(tokens).is_err() {
+            return Err(shape("x", "fewer than 2^32 rows", tokens.to_string()));
+        }
+        if i32::try_from(owned.len()).is_err() {
+            return Err(shape("w", "fewer than 2^31 rows a rank", owned.len().to_string()));
+        }
+        Ok(())
+    }
+
+    /// Whether pass S saves, within the memory budget.
+    fn saves(&self, family: &Family, tokens: usize, hidden: usize) -> Result<bool> {
+        let saved = Saved::bytes(family, tokens, self.layout.classes(self.rank));
+        let needed = |save: bool| working_set(&self.cpu, family, tokens, hidden, save) + if save { saved } else { 0 };
+        let budget = self.policy.memory_budget.unwrap_or(DEFAULT_BUDGET);
+        let fits = |save: bool| self.policy.memory_budget.is_none() || needed(save) <= budget;
+        match self.policy.save {
+            Save::Auto if needed(true) <= budget => Ok(true),
+            Save::Auto | Save::No if fits(false) => Ok(false),
+            Save::Yes if fits(true) => Ok(true),
+            save => Err(Error::Budget { budget, needed: needed(save == Save::Yes) }),
+        }
+    }
+
+    fn job<'a>(&self, family: Family, batch: Batch<'a>, shard: Shard<'a>, rows: Vec<u32>) -> Job<'a> {
+        let owned = self.layout.range(self.rank);
+        let classes = self.layout.classes(self.rank) as i64;
+        let padded = rows.len().next_multiple_of(family.geometry.panel);
+        let factor = self.loss.token_factor(rows.len());
+        let mut targets = vec![-1; padded];
+        let mut upstream = vec![0.0; padded];
+        for (token, row) in rows.iter().enumerate() {
+            let local = batch.targets[*row as usize] - owned.start as i64;
+            if (0..classes).contains(&local) {
+                targets[token] = local as i32;
+            }
+            upstream[token] = factor * batch.upstream.map_or(1.0, |u| u[*row as usize]);
+        }
+        let agreement = self.agreement(&batch, shard.bias.is_some());
+        Job { layer: self.clone(), family, batch, shard, rows, targets, upstream, agreement }
+    }
+
+    fn agreement(&self, batch: &Batch<'_>, bias: bool) -> String {
+        let mut hasher = DefaultHasher::new();
+        batch.targets.hash(&mut hasher);
+        let CrossEntropy { reduction, normalizer, ignore_index, logit_scale } = self.loss;
+        format!(
+            "N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, reduction {reduction}, \
+             normalizer {normalizer:?}, ignore_index {ignore_index:?}, logit_scale {logit_scale}, bias {bias}, targets {:016x}",
+            batch.x.rows(),
+            batch.x.columns(),
+            self.layout.vocab(),
+            self.layout.ranks(),
+            hash(&self.layout),
+            batch.x.dtype(),
+            self.policy.algorithm,
+            hasher.finish(),
+        )
+    }
+}
+
+use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn shape(tensor: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Error {
+    Error::Shape { tensor, expected: expected.into(), found: found.into() }
+}
+
+fn expect(tensor: &'static str, expected: usize, found: usize) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(shape(tensor, format!("{expected} elements"), found.to_string())) }
+}
+
+impl<'a> Job<'a> {
+    fn classes(&self) -> usize {
+        self.layer.layout.classes(self.layer.rank)
+    }
+
+    fn inputs(&self) -> LayerInputs<'a> {
+        LayerInputs { classes: self.classes(), logit_scale: self.layer.loss.logit_scale, bias: self.shard.bias }
+    }
+
+    fn s_pass(&self) -> Result<SPass<'_>> {
+        Ok(SPass {
+            x: self.batch.x,
+            // Padded rows of the vocabulary take no part.
+            w: self.shard.weight.row_range(0..self.classes())?,
+            inputs: self.inputs(),
+            rows: &self.rows,
+            targets: &self.targets,
+        })
+    }
+}
+
+impl<'a> Partial<'a> {
+    /// Names of the kernels that the passes of this microbatch call.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        self.job.family.names(self.saved.is_some())
+    }
+
+    /// Starts C1; does not wait. Every rank of the group does so in the same order.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
+    pub fn start_combine(self, comm: &Local) -> Result<Merging<'a>> {
+        let Partial { job, rows, saved } = self;
+        let layer = &job.layer;
+        if comm.size() != layer.layout.ranks() || comm.rank() != layer.rank {
+            return Err(Error::Layout(format!(
+                "rank {} of {} in the group; expected rank {} of {}",
+                comm.rank(),
+                comm.size(),
+                layer.rank,
+                layer.layout.ranks()
+            )));
+        }
+        let (pending, kept) = layer.policy.algorithm.start(comm, job.agreement.clone(), &job.family, rows);
+        Ok(Merging { job, saved, pending, kept, comm: comm.handle() })
+    }
+}
+
+impl<'a> Merging<'a> {
+    /// Waits for all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
+    pub fn wait(self) -> Result<Done<'a>> {
+        let Merging { job, mut saved, pending, kept, comm } = self;
+        let algorithm = job.layer.policy.algorithm;
+        let finish = Finish {
+            job: FinishJob { inputs: job.inputs(), hidden: job.batch.x.columns(), rows: &job.rows, upstream: &job.upstream },
+            rows: job.batch.x.rows(),
+        };
+        let mut exchange = Exchange {
+            cpu: &job.layer.cpu,
+            family: &job.family,
+            pass: job.s_pass()?,
+            agreement: &job.agreement,
+            saved: saved.as_mut(),
+        };
+        let merged = algorithm.complete(&comm, pending, kept, &mut exchange, &finish)?;
+        Ok(done(job, saved, &merged))
+    }
+}
+
+fn done<'a>(job: Job<'a>, saved: Option<Saved>, merged: &Merged) -> Done<'a> {
+    let padded = job.targets.len();
+    let gather = |name: &str| {
+        let mut all = vec![0.0; padded];
+        for block in &merged.blocks {
+            if let Some(finished) = &block.finished {
+                let tokens = block.tokens.clone();
+                all[tokens.clone()].copy_from_slice(&finished.output(&job.family, name)[..tokens.len()]);
+            }
+        }
+        all
+    };
+    let mut reference = vec![0.0; padded];
+    for block in &merged.blocks {
+        let tokens = block.tokens.clone();
+        reference[tokens.clone()].copy_from_slice(&block.rows.state[0].as_ref()[..tokens.len()]);
+    }
+    let (tokens, loss) = (job.batch.x.rows(), job.layer.loss);
+    let losses = gather("loss");
+    Done {
+        loss: loss.reduce(&losses[..job.rows.len()], &job.rows, tokens),
+        lse: scatter(&gather("lse"), &job.rows, tokens),
+        dx: merged.dx.clone().unwrap_or_default(),
+        weight_grad: WeightGrad { a_factor: gather("a_factor"), target_factor: gather("target_factor"), reference, saved, job },
+    }
+}
+
+impl WeightGrad<'_> {
+    /// Bytes of saved values that the ticket holds.
+    pub fn saved_bytes(&self) -> usize {
+        self.saved.as_ref().map_or(0, Saved::held)
+    }
+
+    /// Element type of the microbatch.
+    pub fn dtype(&self) -> Dtype {
+        self.job.batch.x.dtype()
+    }
+}

@@ -1,0 +1,125 @@
+//! Borrowed matrices.
+
+use crate::{Error, Result};
+use std::marker::PhantomData;
+use std::ops::Range;
+use vocabfuse_codegen::Dtype;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
+}
+
+/// Element types of matrices.
+pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
+    /// The element type as a value.
+    const DTYPE: Dtype;
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+}
+impl Element for half::bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+}
+impl Element for half::f16 {
+    const DTYPE: Dtype = Dtype::F16;
+}
+
+/// A borrowed row-major matrix `[rows, columns]` whose rows may lie apart. Never written.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    data: *const u8,
+    dtype: Dtype,
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    borrow: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: a matrix is a shared borrow of plain numbers, like `&[f32]`.
+unsafe impl Send for Matrix<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix<'_> {}
+
+impl<'a> Matrix<'a> {
+    /// A contiguous matrix.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `data` has not exactly `rows * columns` elements.
+    pub fn new<T: Element>(data: &'a [T], rows: usize, columns: usize) -> Result<Matrix<'a>> {
+        if rows.checked_mul(columns) != Some(data.len()) {
+            return Err(Error::Shape {
+                tensor: "matrix",
+                expected: format!("{rows} x {columns} elements"),
+                found: data.len().to_string(),
+            });
+        }
+        Matrix::with_stride(data, rows, columns, columns)
+    }
+
+    /// A matrix whose rows begin `row_stride` elements apart.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if rows would overlap or `data` is too short.
+    pub fn with_stride<T: Element>(data: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Result<Matrix<'a>> {
+        if rows > 1 && row_stride < columns {
+            return Err(Error::Shape {
+                tensor: "matrix",
+                expected: format!("a row stride of at least {columns}"),
+                found: row_stride.to_string(),
+            });
+        }
+        let needed = if rows == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride).and_then(|n| n.checked_add(columns)) };
+        if needed.is_none_or(|n| n > data.len()) {
+            return Err(Error::Shape {
+                tensor: "matrix",
+                expected: format!("{rows} rows of {columns} elements, {row_stride} apart"),
+                found: format!("{} elements", data.len()),
+            });
+        }
+        Ok(Matrix { data: data.as_ptr().cast(), dtype: T::DTYPE, rows, columns, row_stride, borrow: PhantomData })
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Some of the rows.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the range reaches beyond the rows.
+    pub fn row_range(&self, range: Range<usize>) -> Result<Matrix<'a>> {
+        if range.start > range.end || range.end > self.rows {
+            return Err(Error::Shape {
+                tensor: "matrix",
+                expected: format!("a range of rows within 0..{}", self.rows),
+                found: format!("{range:?}"),
+            });
+        }
+        Ok(Matrix { data: self.row_pointer(range.start), rows: range.len(), ..*self })
+    }
+
+    /// Elements from one row to the next.
+    pub fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// First element of a row; of one past the end if there is none.
+    pub(crate) fn row_pointer(&self, row: usize) -> *const u8 {
+        self.data.wrapping_add(row * self.row_stride * self.dtype.size())
+    }
+}

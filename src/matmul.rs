@@ -1,0 +1,100 @@
+//! Safe matrix products over the `gemm` crate, whose functions take pointers.
+
+use gemm::Parallelism;
+
+/// A borrowed matrix of any strides.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    data: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> View<'a> {
+    /// `rows` times `columns` values, row-major without gaps.
+    ///
+    /// # Panics
+    /// If `data` has another length.
+    pub fn new(data: &'a [f32], rows: usize, columns: usize) -> View<'a> {
+        assert_eq!(data.len(), rows * columns, "a {rows} x {columns} matrix");
+        View { data, rows, columns, row_stride: columns, column_stride: 1 }
+    }
+
+    /// The transpose, of the same data.
+    pub fn t(self) -> View<'a> {
+        View {
+            data: self.data,
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+        }
+    }
+}
+
+/// `out = factor a b`, or `out += factor a b`; `out` is row-major without gaps. Runs on the current rayon pool.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn product(out: &mut [f32], a: View<'_>, b: View<'_>, factor: f32, accumulate: bool) {
+    let (m, n, k) = (a.rows, b.columns, a.columns);
+    assert_eq!(k, b.rows, "inner size of a product");
+    assert_eq!(out.len(), m * n, "a {m} x {n} product");
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        if !accumulate {
+            out.fill(0.0);
+        }
+        return;
+    }
+    // SAFETY: the views were checked to hold rows x columns values at their strides when they were made, `out` holds
+    // m x n values and is borrowed for writing, so it overlaps neither operand.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            n as isize,
+            accumulate,
+            a.data.as_ptr(),
+            a.column_stride as isize,
+            a.row_stride as isize,
+            b.data.as_ptr(),
+            b.column_stride as isize,
+            b.row_stride as isize,
+            1.0,
+            factor,
+            false,
+            false,
+            false,
+            Parallelism::Rayon(0),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_of_transposes() {
+        let (a, b) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, -1.0, 0.5, 2.0]);
+        let mut out = [1.0; 6];
+        product(&mut out, View::new(&a, 2, 3).t(), View::new(&b, 2, 2).t(), 2.0, true);
+        // aᵀ = [1 4; 2 5; 3 6], bᵀ = [1 0.5; -1 2]
+        assert_eq!(out, [1.0 - 6.0, 1.0 + 17.0, 1.0 - 6.0, 1.0 + 22.0, 1.0 - 6.0, 1.0 + 27.0]);
+    }
+
+    #[test]
+    fn an_empty_sum_is_zero() {
+        let mut out = [7.0; 2];
+        product(&mut out, View::new(&[], 1, 0), View::new(&[], 0, 2), 1.0, false);
+        assert_eq!(out, [0.0; 2]);
+    }
+}

@@ -1,0 +1,179 @@
+//! Cross-entropy in f64, written to be read: what every other implementation is measured against.
+//!
+//! It shares no code with the generator, the kernels or the runtime. Tokens are taken in blocks, so that memory is
+//! `64 V` values and not `N V`.
+
+use crate::problem::{Outputs, Problem, ProblemError};
+use rayon::prelude::*;
+
+const BLOCK: usize = 64;
+
+/// What the gradient needs to know of a token.
+#[derive(Clone, Copy)]
+struct Row {
+    target: Option<usize>,
+    loss: f64,
+    lse: f64,
+    max: f64,
+    /// Sum of e^(y - max) over all classes but the target.
+    others: f64,
+    /// The same over all classes.
+    total: f64,
+}
+
+/// Loss, lse and gradients of a problem.
+///
+/// - An ignored token has loss, lse and gradients of zero; with all tokens ignored the mean is zero.
+/// - A token whose logits are all -inf has loss NaN, lse -inf and gradients of exactly zero.
+/// - A NaN logit makes loss, lse and dX of that token NaN, and with them dW and dBias, which sum over tokens.
+///
+/// # Errors
+/// [`ProblemError`] if the inputs do not fit together.
+pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, ProblemError> {
+    problem.check()?;
+    let (tokens, hidden, vocab) = (problem.tokens(), problem.hidden, problem.vocab);
+    let mut losses = vec![0.0; tokens];
+    let mut out = Outputs {
+        loss: vec![],
+        lse: vec![0.0; tokens],
+        dx: vec![0.0; tokens * hidden],
+        dw: vec![0.0; vocab * hidden],
+        dbias: problem.bias.map(|_| vec![0.0; vocab]),
+    };
+    for first in (0..tokens).step_by(BLOCK) {
+        let block = first..tokens.min(first + BLOCK);
+        // One line a class, one value a token of the block: first logits, then their gradients.
+        let mut lines = logits(problem, block.clone());
+        let rows: Vec<Row> = block.clone().into_par_iter().map(|i| row(problem, &lines, &block, i)).collect();
+        for (i, row) in block.clone().zip(&rows) {
+            losses[i] = row.loss;
+            out.lse[i] = row.lse;
+        }
+        let factors: Vec<f64> = block.clone().map(|i| problem.gradient_factor(i)).collect();
+        lines.par_chunks_mut(block.len()).enumerate().for_each(|(class, line)| {
+            for ((value, row), factor) in line.iter_mut().zip(&rows).zip(&factors) {
+                *value = logit_gradient(row, class, *value, *factor);
+            }
+        });
+        accumulate_dx(problem, &lines, &block, &mut out.dx[block.start * hidden..block.end * hidden]);
+        accumulate_dw(problem, &lines, &block, &mut out.dw);
+        if let Some(dbias) = &mut out.dbias {
+            dbias.iter_mut().zip(lines.chunks(block.len())).for_each(|(d, line)| *d += line.iter().sum::<f64>());
+        }
+    }
+    out.loss = problem.reduce(losses);
+    Ok(out)
+}
+
+fn logits(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64> {
+    let h = problem.hidden;
+    let mut lines = vec![0.0; problem.vocab * block.len()];
+    lines.par_chunks_mut(block.len()).enumerate().for_each(|(class, line)| {
+        let w = &problem.w[class * h..(class + 1) * h];
+        for (y, i) in line.iter_mut().zip(block.clone()) {
+            let product = dot(&problem.x[i * h..(i + 1) * h], w);
+            *y = problem.options.logit_scale * product + problem.bias.map_or(0.0, |b| b[class]);
+        }
+    });
+    lines
+}
+
+fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, token: usize) -> Row {
+    let Some(target) = problem.target(token) else {
+        return Row { target: None, loss: 0.0, lse: 0.0, max: 0.0, others: 0.0, total: 1.0 };
+    };
+    let logits = || lines.iter().skip(token - block.start).step_by(block.len()).copied();
+    // Not `f64::max`, which would drop a NaN.
+    let max = logits().fold(f64::NEG_INFINITY, |m, y| if y > m || y.is_nan() { y } else { m });
+    if max == f64::NEG_INFINITY {
+        return Row { target: None, loss: f64::NAN, lse: max, max, others: 0.0, total: 1.0 };
+    }
+    let others: f64 = logits().enumerate().filter(|&(j, _)| j != target).map(|(_, y)| (y - max).exp()).sum();
+    let logit = lines[target * block.len() + token - block.start];
+    let at_target = (logit - max).exp();
+    let total = others + at_target;
+    // lse - logit has no correct digit left when the target has nearly all the mass.
+    let loss = if at_target > others { (others / at_target).ln_1p() } else { (max - logit) + total.ln() };
+    Row { target: Some(target), loss, lse: max + total.ln(), max, others, total }
+}
+
+fn logit_gradient(row: &Row, class: usize, logit: f64, factor: f64) -> f64 {
+    match row.target {
+        None => 0.0,
+        // 1 - p, as the sum of what is not p.
+        Some(target) if target == class => -row.others / row.total * factor,
+        Some(_) => (logit - row.max).exp() / row.total * factor,
+    }
+}
+
+fn accumulate_dx(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, dx: &mut [f64]) {
+    const TOGETHER: usize = 8; // tokens that share one reading of w
+    let h = problem.hidden;
+    dx.par_chunks_mut((TOGETHER * h).max(1)).enumerate().for_each(|(part, rows)| {
+        for (line, w) in lines.chunks(block.len()).zip(problem.w.chunks(h)) {
+            for (row, gradient) in rows.chunks_mut(h).zip(&line[part * TOGETHER..]) {
+                add_scaled(row, gradient * problem.options.logit_scale, w);
+            }
+        }
+    });
+}
+
+fn accumulate_dw(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, dw: &mut [f64]) {
+    let h = problem.hidden;
+    dw.par_chunks_mut(h.max(1)).zip(lines.par_chunks(block.len())).for_each(|(row, line)| {
+        for (gradient, i) in line.iter().zip(block.clone()) {
+            add_scaled(row, gradient * problem.options.logit_scale, &problem.x[i * h..(i + 1) * h]);
+        }
+    });
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    // Independent sums, or the compiler may not use vectors.
+    let mut sums = [0.0; 8];
+    let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a.zip(b) {
+        for k in 0..8 {
+            sums[k] += a[k] * b[k];
+        }
+    }
+    sums.iter().sum::<f64>() + rest
+}
+
+fn add_scaled(to: &mut [f64], factor: f64, from: &[f64]) {
+    // A class without probability adds nothing, whatever its weights are.
+    if factor == 0.0 {
+        return;
+    }
+    to.iter_mut().zip(from).for_each(|(t, f)| *t += factor * f);
+}
+
+/// Error of a tensor relative to its largest value: max |got - want| / max |want|.
+///
+/// Two NaN, or two infinities of one sign, count as equal; where only one of the two values is so, and for tensors of
+/// different length, the error is infinite. Infinities are left out of max |want|. If `want` is zero everywhere, so is
+/// the error when `got` is zero as well, else it is infinite.
+pub fn largest_error<A: Copy + Into<f64>, B: Copy + Into<f64>>(got: &[A], want: &[B]) -> f64 {
+    if got.len() != want.len() {
+        return f64::INFINITY;
+    }
+    let (mut difference, mut scale) = (0.0_f64, 0.0_f64);
+    for (&got, &want) in got.iter().zip(want) {
+        let (got, want): (f64, f64) = (got.into(), want.into());
+        if got == want || (got.is_nan() && want.is_nan()) {
+            // Covers infinities, whose difference is NaN.
+        } else if got.is_finite() && want.is_finite() {
+            difference = difference.max((got - want).abs());
+        } else {
+            return f64::INFINITY;
+        }
+        if want.is_finite() {
+            scale = scale.max(want.abs());
+        }
+    }
+    if difference == 0.0 { 0.0 } else { difference / scale }
+}
+
+#[cfg(test)]
+#[path = "reference_tests.rs"]
+mod tests;

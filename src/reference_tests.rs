@@ -1,0 +1,206 @@
+use super::*;
+use crate::problem::{Options, Reduction};
+
+const H: usize = 3;
+const V: usize = 5;
+const TARGETS: [i64; 4] = [2, -100, 0, 4];
+
+fn values(count: usize, seed: u64) -> Vec<f64> {
+    (0..count as u64).map(|i| ((i * 7919 + seed * 104_729) % 1000) as f64 / 500.0 - 1.0).collect()
+}
+
+struct Case {
+    x: Vec<f64>,
+    w: Vec<f64>,
+    bias: Vec<f64>,
+    upstream: Option<Vec<f64>>,
+    options: Options,
+}
+
+impl Case {
+    fn new(options: Options) -> Case {
+        Case { x: values(4 * H, 1), w: values(V * H, 2), bias: values(V, 3), upstream: None, options }
+    }
+
+    fn problem(&self) -> Problem<'_, f64> {
+        Problem {
+            x: &self.x,
+            w: &self.w,
+            targets: &TARGETS,
+            bias: Some(&self.bias),
+            upstream: self.upstream.as_deref(),
+            hidden: H,
+            vocab: V,
+            options: self.options,
+        }
+    }
+
+    fn run(&self) -> Outputs<f64> {
+        cross_entropy(&self.problem()).unwrap()
+    }
+
+    /// What the gradients are the derivative of: the losses weighted by upstream.
+    fn objective(&self) -> f64 {
+        let none = Options { reduction: Reduction::None, ..self.options };
+        let problem = Problem { options: none, ..self.problem() };
+        let losses = cross_entropy(&problem).unwrap().loss;
+        let weight = |i| self.upstream.as_ref().map_or(1.0, |u| u[i]);
+        let sum: f64 = losses.iter().enumerate().map(|(i, l)| weight(i) * l).sum();
+        match self.options.reduction {
+            Reduction::Mean => sum / self.options.normalizer.unwrap_or(3.0),
+            _ => sum,
+        }
+    }
+
+    fn numerical(&mut self, part: fn(&mut Case) -> &mut Vec<f64>) -> Vec<f64> {
+        const STEP: f64 = 1e-5;
+        let mut derivative = |i: usize| {
+            let mut at = |delta: f64| {
+                part(self)[i] += delta;
+                let value = self.objective();
+                part(self)[i] -= delta;
+                value
+            };
+            (at(STEP) - at(-STEP)) / (2.0 * STEP)
+        };
+        let count = part(&mut Case::new(Options::default())).len();
+        (0..count).map(&mut derivative).collect()
+    }
+}
+
+#[test]
+fn gradients_are_the_derivatives_of_the_loss() {
+    let normalizer = Some(7.5);
+    for options in [
+        Options { reduction: Reduction::None, ..Options::default() },
+        Options { reduction: Reduction::Sum, logit_scale: 1.7, ..Options::default() },
+        Options { reduction: Reduction::Mean, ..Options::default() },
+        Options { reduction: Reduction::Mean, normalizer, logit_scale: -0.5, ..Options::default() },
+    ] {
+        for upstream in [None, Some(vec![0.5, 3.0, -2.0, 1.25])] {
+            let mut case = Case::new(options);
+            case.upstream = upstream;
+            let out = case.run();
+            assert!(largest_error(&out.dx, &case.numerical(|c| &mut c.x)) < 1e-8, "{options:?}");
+            assert!(largest_error(&out.dw, &case.numerical(|c| &mut c.w)) < 1e-8, "{options:?}");
+            assert!(largest_error(&out.dbias.unwrap(), &case.numerical(|c| &mut c.bias)) < 1e-8, "{options:?}");
+        }
+    }
+}
+
+#[test]
+fn reductions_agree_and_ignored_tokens_are_zero() {
+    let run = |reduction, normalizer| Case::new(Options { reduction, normalizer, ..Options::default() }).run();
+    let (none, sum) = (run(Reduction::None, None), run(Reduction::Sum, None));
+    assert_eq!((none.loss[1], none.lse[1]), (0.0, 0.0));
+    assert_eq!(none.dx[H..2 * H], [0.0; H]);
+    assert!((none.loss.iter().sum::<f64>() - sum.loss[0]).abs() < 1e-12);
+    assert!((run(Reduction::Mean, None).loss[0] - sum.loss[0] / 3.0).abs() < 1e-12);
+    assert!((run(Reduction::Mean, Some(8.0)).loss[0] - sum.loss[0] / 8.0).abs() < 1e-12);
+}
+
+#[test]
+fn all_ignored_is_zero() {
+    let case = Case::new(Options::default());
+    let out = cross_entropy(&Problem { targets: &[-100; 4], ..case.problem() }).unwrap();
+    assert_eq!(out.loss, [0.0]);
+    assert!(out.dx.iter().chain(&out.dw).chain(out.dbias.iter().flatten()).all(|&g| g == 0.0));
+}
+
+#[test]
+fn no_tokens() {
+    let case = Case::new(Options::default());
+    let out = cross_entropy(&Problem { x: &[], targets: &[], ..case.problem() }).unwrap();
+    assert_eq!((out.loss, out.lse, out.dx, out.dw), (vec![0.0], vec![], vec![], vec![0.0; V * H]));
+}
+
+#[test]
+fn a_row_without_distribution_has_zero_gradients() {
+    let mut case = Case::new(Options { reduction: Reduction::None, ..Options::default() });
+    case.bias = vec![f64::NEG_INFINITY; V];
+    let out = case.run();
+    assert!(out.loss[0].is_nan());
+    assert_eq!(out.lse[0], f64::NEG_INFINITY);
+    assert!(out.dx.iter().chain(&out.dw).chain(out.dbias.iter().flatten()).all(|&g| g == 0.0));
+}
+
+#[test]
+fn a_nan_stays_in_its_row() {
+    let mut case = Case::new(Options { reduction: Reduction::None, ..Options::default() });
+    let clean = case.run();
+    case.x[2 * H] = f64::NAN;
+    let out = case.run();
+    assert!(out.loss[2].is_nan() && out.lse[2].is_nan() && out.dx[2 * H..3 * H].iter().all(|d| d.is_nan()));
+    assert_eq!((out.loss[0], out.lse[3], &out.dx[3 * H..]), (clean.loss[0], clean.lse[3], &clean.dx[3 * H..]));
+}
+
+#[test]
+fn a_certain_target_keeps_its_digits() {
+    // One class 100 ahead of the other: 1 - p = e^-100, which 1.0 - p would lose.
+    let problem = Problem {
+        x: &[100.0],
+        w: &[1.0, 0.0],
+        targets: &[0],
+        bias: None,
+        upstream: None,
+        hidden: 1,
+        vocab: 2,
+        options: Options::default(),
+    };
+    let out = cross_entropy(&problem).unwrap();
+    let rest = (-100.0_f64).exp();
+    assert!((out.loss[0] / rest - 1.0).abs() < 1e-12);
+    assert!((out.dx[0] / -rest - 1.0).abs() < 1e-12);
+    assert!((out.dw[1] / (100.0 * rest) - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn more_tokens_than_a_block() {
+    let (n, h, v) = (150, 9, 13);
+    let (x, w) = (values(n * h, 4), values(v * h, 5));
+    let targets: Vec<i64> = (0..n as i64).map(|i| i % 13).collect();
+    let options = Options { reduction: Reduction::Sum, ..Options::default() };
+    let problem = |first: usize, end: usize| Problem {
+        x: &x[first * h..end * h],
+        w: &w,
+        targets: &targets[first..end],
+        bias: None,
+        upstream: None,
+        hidden: h,
+        vocab: v,
+        options,
+    };
+    let whole = cross_entropy(&problem(0, n)).unwrap();
+    let (a, b) = (cross_entropy(&problem(0, 40)).unwrap(), cross_entropy(&problem(40, n)).unwrap());
+    assert!((whole.loss[0] - a.loss[0] - b.loss[0]).abs() < 1e-10);
+    assert_eq!(whole.dx, [a.dx, b.dx].concat());
+    let dw: Vec<f64> = a.dw.iter().zip(&b.dw).map(|(a, b)| a + b).collect();
+    assert!(largest_error(&whole.dw, &dw) < 1e-14);
+}
+
+#[test]
+fn misfits_are_named() {
+    let case = Case::new(Options::default());
+    let bad = Problem { targets: &[0, 1, 5, 2], ..case.problem() };
+    assert_eq!(
+        cross_entropy(&bad).unwrap_err().to_string(),
+        "targets[2] is 5; expected an id from 0 to below 5, or the ignore index"
+    );
+    let bad = Problem { bias: Some(&[0.0]), ..case.problem() };
+    assert_eq!(cross_entropy(&bad).unwrap_err().to_string(), "bias holds 1 values; expected 5");
+}
+
+#[test]
+fn errors_of_odd_values() {
+    const NAN: f64 = f64::NAN;
+    const INF: f64 = f64::INFINITY;
+    assert_eq!(largest_error(&[1.0_f32, 3.0], &[1.0_f64, 4.0]), 0.25);
+    assert_eq!(largest_error::<f64, f64>(&[], &[]), 0.0);
+    assert_eq!(largest_error(&[0.0], &[0.0]), 0.0);
+    assert_eq!(largest_error(&[1e-9], &[0.0]), INF);
+    assert_eq!(largest_error(&[NAN, INF, 1.0], &[NAN, INF, 2.0]), 0.5);
+    for (got, want) in [(NAN, 1.0), (1.0, NAN), (INF, -INF), (INF, 1.0), (1.0, INF), (NAN, INF)] {
+        assert_eq!(largest_error(&[got], &[want]), INF);
+    }
+    assert_eq!(largest_error(&[1.0], &[1.0, 2.0]), INF);
+}
