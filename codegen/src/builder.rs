@@ -33,7 +33,7 @@ pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
 impl Default for Builder {
     fn default() -> Builder {
         Builder {
-            targets: Target::ALL[..3].to_vec(),
+            targets: Target::ALL.to_vec(),
             dtypes: Dtype::ALL.to_vec(),
             chunks: DEFAULT_CHUNKS.to_vec(),
             kernels: KernelKind::ALL.to_vec(),

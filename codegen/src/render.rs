@@ -39,16 +39,27 @@ fn require(condition: bool, parameter: &str, expected: &str) -> Result<bool, min
     }
 }
 
+// An error inside an included template arrives wrapped: the innermost one says what is wrong and where.
+fn failed(kernel: &str, error: &minijinja::Error) -> Error {
+    let mut inner = error;
+    while let Some(next) = std::error::Error::source(inner).and_then(|e| e.downcast_ref::<minijinja::Error>()) {
+        inner = next;
+    }
+    let what = inner.detail().map_or_else(|| inner.kind().to_string(), str::to_owned);
+    let place = match (inner.name(), inner.line()) {
+        (Some(name), Some(line)) => format!(" ({name}:{line})"),
+        _ => String::new(),
+    };
+    Error::Template { kernel: kernel.to_owned(), message: format!("{what}{place}") }
+}
+
 /// Renders template `name` for kernel `kernel`.
 ///
 /// # Errors
 /// [`Error::Template`]: an unknown template, an undefined name, or a broken parameter assertion.
 pub fn render(name: &str, kernel: &str, context: Value) -> Result<String, Error> {
-    let failed = |e: minijinja::Error| {
-        let place = e.line().map_or_else(String::new, |line| format!(" ({name}:{line})"));
-        Error::Template { kernel: kernel.to_owned(), message: format!("{}{place}", e.detail().unwrap_or(&e.to_string())) }
-    };
-    environment().get_template(name).map_err(failed)?.render(context).map_err(failed)
+    let template = environment().get_template(name).map_err(|e| failed(kernel, &e))?;
+    template.render(context).map_err(|e| failed(kernel, &e))
 }
 
 /// Renders a template given as text; for templates of downstream crates.
@@ -56,8 +67,5 @@ pub fn render(name: &str, kernel: &str, context: Value) -> Result<String, Error>
 /// # Errors
 /// As [`render`].
 pub fn render_text(text: &str, kernel: &str, context: Value) -> Result<String, Error> {
-    environment().render_str(text, context).map_err(|e| Error::Template {
-        kernel: kernel.to_owned(),
-        message: format!("{} (line {})", e.detail().unwrap_or(&e.to_string()), e.line().unwrap_or(0)),
-    })
+    environment().render_str(text, context).map_err(|e| failed(kernel, &e))
 }

@@ -20,4 +20,9 @@ pub mod avx2;
 #[allow(non_snake_case, clippy::all)]
 pub mod avx512;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[rustfmt::skip]
+#[allow(non_snake_case, clippy::all)]
+pub mod amx;
+
 pub use registry::{Bindings, Kernel, Registry};

@@ -74,6 +74,8 @@ impl Default for Registry {
         registry.extend(crate::scalar::KERNELS);
         #[cfg(target_arch = "x86_64")]
         registry.extend(crate::avx2::KERNELS).extend(crate::avx512::KERNELS);
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        registry.extend(crate::amx::KERNELS);
         registry
     }
 }

@@ -1,9 +1,9 @@
 //! Barriers of blocks and warps: bar, barrier.
 
 use super::types::Type;
-use super::{Gate, Operand};
+use super::{Gate, Operand, Predicate, PredicateOperand, Reg};
 use crate::error::ParseErrorKind;
-use crate::machine::{Arrival, Context, Fault, Mask, Warp, lanes};
+use crate::machine::{Arrival, Context, Fault, Mask, Registers, Warp, lanes};
 use crate::syntax::Statement;
 
 /// A barrier.
@@ -18,9 +18,34 @@ pub(crate) enum Barrier {
         waits: bool,
         /// Whether all threads of a warp must execute it together.
         aligned: bool,
+        reduction: Option<Reduction>,
     },
     /// Orders the memory accesses of lanes of one warp.
     Warp { members: Operand },
+}
+
+/// A vote of all threads at a barrier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduction {
+    tally: Tally,
+    vote: PredicateOperand,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Tally {
+    /// How many voted yes.
+    Count(Reg),
+    /// Whether all did.
+    All(Predicate),
+    /// Whether any did.
+    Any(Predicate),
+}
+
+/// Votes given at a barrier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Votes {
+    pub(crate) yes: u32,
+    pub(crate) no: u32,
 }
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Barrier, ParseErrorKind> {
@@ -32,6 +57,9 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Barrier, ParseErrorKin
         });
     }
     s.take("cta");
+    if s.take("red") {
+        return decode_reduction(s, aligned);
+    }
     let waits = s.select(&[("sync", true), ("arrive", false)], "sync or arrive")?;
     aligned |= s.take("aligned");
     let id = s.source(Type::U32)?;
@@ -47,6 +75,34 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Barrier, ParseErrorKin
         threads,
         waits,
         aligned,
+        reduction: None,
+    })
+}
+
+fn decode_reduction(
+    s: &mut Statement<'_, '_>,
+    mut aligned: bool,
+) -> Result<Barrier, ParseErrorKind> {
+    let operation = s.modifier("an operation")?;
+    aligned |= s.take("aligned");
+    let tally = match (operation, s.ty_of(&[Type::U32, Type::Pred])?) {
+        ("popc", Type::U32) => Tally::Count(s.destination(Type::U32)?),
+        ("and", Type::Pred) => Tally::All(s.predicate()?),
+        ("or", Type::Pred) => Tally::Any(s.predicate()?),
+        _ => return Err(s.unsupported()),
+    };
+    let id = s.source(Type::U32)?;
+    let threads = match s.remaining() {
+        0 | 1 => None,
+        _ => Some(s.source(Type::U32)?),
+    };
+    let vote = s.predicate_source()?;
+    Ok(Barrier::Block {
+        id,
+        threads,
+        waits: true,
+        aligned,
+        reduction: Some(Reduction { tally, vote }),
     })
 }
 
@@ -74,15 +130,24 @@ impl Barrier {
         mask: Mask,
     ) -> Result<(), Fault> {
         let Barrier::Block {
-            id, threads, waits, ..
+            id,
+            threads,
+            waits,
+            reduction,
+            ..
         } = *self
         else {
             // Accesses before and after this step are in order for all lanes.
             warp.clock.tick();
             return Ok(());
         };
+        let yes = reduction.map_or(0, |r| warp.registers.predicate(r.vote) & mask);
         let arrival = Arrival {
             lanes: mask,
+            votes: Votes {
+                yes: yes.count_ones(),
+                no: (mask & !yes).count_ones(),
+            },
             barrier: uniform(warp, id, mask)?,
             threads: match threads {
                 Some(threads) => Some(uniform(warp, threads, mask)?),
@@ -91,6 +156,25 @@ impl Barrier {
             waits,
         };
         context.block.barriers.arrive(warp, arrival)
+    }
+}
+
+impl Barrier {
+    /// Writes the result of a vote when the barrier lets lanes go on.
+    pub(crate) fn finish(&self, registers: &mut Registers, mask: Mask, votes: Votes) {
+        let Barrier::Block {
+            reduction: Some(reduction),
+            ..
+        } = *self
+        else {
+            return;
+        };
+        let all = |truth: bool| if truth { Mask::MAX } else { 0 };
+        match reduction.tally {
+            Tally::Count(d) => registers.set(d, &[u64::from(votes.yes); 32], mask),
+            Tally::All(p) => registers.set_predicate(p, all(votes.no == 0), mask),
+            Tally::Any(p) => registers.set_predicate(p, all(votes.yes > 0), mask),
+        }
     }
 }
 

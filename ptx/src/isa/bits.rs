@@ -44,6 +44,9 @@ pub(crate) enum Unary {
     /// Position of the highest bit that differs from the sign.
     FindSigned,
     FindUnsigned,
+    /// The shift that brings the bit found to the top.
+    ShiftSigned,
+    ShiftUnsigned,
 }
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Bits, ParseErrorKind> {
@@ -91,12 +94,14 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Bits, ParseErrorKind> 
             })
         }
         "bfind" => {
+            let shift = s.take("shiftamt");
             let ty = s.ty_of(&[Type::U32, Type::U64, Type::S32, Type::S64])?;
             Ok(Bits::Unary {
-                function: if ty.is_signed() {
-                    Unary::FindSigned
-                } else {
-                    Unary::FindUnsigned
+                function: match (shift, ty.is_signed()) {
+                    (false, false) => Unary::FindUnsigned,
+                    (false, true) => Unary::FindSigned,
+                    (true, false) => Unary::ShiftUnsigned,
+                    (true, true) => Unary::ShiftSigned,
                 },
                 bits: ty.bits(),
                 d: s.destination(Type::U32)?,
@@ -169,17 +174,31 @@ impl Unary {
             Unary::LeadingZeros => u64::from(a.leading_zeros() - (64 - bits)),
             Unary::Reverse => a.reverse_bits() >> (64 - bits),
             Unary::FindUnsigned => highest(a),
-            Unary::FindSigned => {
-                let value = sign_extend(a, bits);
-                highest(if (value as i64) < 0 { !value } else { value })
-            }
+            Unary::FindSigned => highest(magnitude(a, bits)),
+            Unary::ShiftUnsigned => shift(highest(a), bits),
+            Unary::ShiftSigned => shift(highest(magnitude(a, bits)), bits),
         }
     }
 }
 
+/// What the bits of a two's complement number add to its sign.
+fn magnitude(a: u64, bits: u32) -> u64 {
+    let value = sign_extend(a, bits);
+    if (value as i64) < 0 { !value } else { value }
+}
+
+fn shift(position: u64, bits: u32) -> u64 {
+    match position {
+        NOT_FOUND => NOT_FOUND,
+        _ => u64::from(bits) - 1 - position,
+    }
+}
+
+const NOT_FOUND: u64 = 0xffff_ffff;
+
 fn highest(a: u64) -> u64 {
     match a {
-        0 => 0xffff_ffff,
+        0 => NOT_FOUND,
         _ => u64::from(63 - a.leading_zeros()),
     }
 }

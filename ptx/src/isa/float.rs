@@ -15,8 +15,18 @@ pub(crate) struct Float {
     flush: bool,
     /// The result is clamped to [0, 1].
     saturate: bool,
+    /// Rounding other than to nearest.
+    directed: Option<Direction>,
     d: Reg,
     sources: [Operand; 3],
+}
+
+/// Where a directed rounding goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Direction {
+    Zero,
+    Down,
+    Up,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +48,12 @@ enum Operation {
     CopySign,
 }
 
+const DIRECTIONS: [(&str, Direction); 3] = [
+    ("rz", Direction::Zero),
+    ("rm", Direction::Down),
+    ("rp", Direction::Up),
+];
+
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Float, ParseErrorKind> {
     use Operation::*;
     let mut operation = match s.head() {
@@ -53,7 +69,12 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Float, ParseErrorKind>
         "copysign" => CopySign,
         _ => return Err(s.unsupported()),
     };
+    let directed = match operation {
+        Add | Sub | Mul | Fma => s.choose(&DIRECTIONS),
+        _ => None,
+    };
     match operation {
+        _ if directed.is_some() => {}
         Fma => s.require("rn")?,
         // The approximate divisions are within two units in the last place;
         // the exact quotient is one of their permitted results.
@@ -74,7 +95,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Float, ParseErrorKind>
     let saturate = matches!(operation, Add | Sub | Mul | Fma) && s.take("sat");
     let ty = s.ty_of(&[Type::F32, Type::F64])?;
     let double = ty == Type::F64;
-    if double && (flush || saturate) {
+    if double && (flush || saturate || directed.is_some()) {
         return Err(ParseErrorKind::UnsupportedModifier("f64".to_owned()));
     }
     let d = s.destination(ty)?;
@@ -92,6 +113,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Float, ParseErrorKind>
         double,
         flush,
         saturate,
+        directed,
         d,
         sources,
     })
@@ -100,7 +122,9 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Float, ParseErrorKind>
 impl Float {
     #[inline]
     pub(crate) fn execute(&self, registers: &mut Registers, mask: Mask) {
-        if self.double {
+        if let Some(direction) = self.directed {
+            self.run_directed(registers, mask, direction);
+        } else if self.double {
             self.run::<f64>(registers, mask, |x| x, |x| x);
         } else if self.flush || self.saturate {
             let saturate = self.saturate;
@@ -116,6 +140,28 @@ impl Float {
         } else {
             self.run::<f32>(registers, mask, |x| x, |x| x);
         }
+    }
+
+    /// Every operation that can be directed is a fused multiply-add.
+    fn run_directed(&self, registers: &mut Registers, mask: Mask, direction: Direction) {
+        let [a, b, c] = self.sources;
+        let one = Operand::Imm(u64::from(1f32.to_bits()));
+        let minus_one = Operand::Imm(u64::from((-1f32).to_bits()));
+        let minus_zero = Operand::Imm(u64::from((-0f32).to_bits()));
+        let sources = match self.operation {
+            Operation::Add => [b, one, a],
+            Operation::Sub => [b, minus_one, a],
+            Operation::Mul => [a, b, minus_zero],
+            _ => [a, b, c],
+        };
+        let (on_off, saturate) = (self.flush, self.saturate);
+        let round = |x: f32| if on_off { flush(x) } else { x };
+        registers.map3(self.d, sources, mask, |a, b, c| {
+            let [a, b, c] = [a, b, c].map(|x| round(f32::from_bits(x as u32)));
+            let y = round(direction.multiply_add(a, b, c));
+            let y = if saturate { y.max(0.0).min(1.0) } else { y };
+            u64::from(y.to_bits())
+        });
     }
 
     fn run<T: Real>(
@@ -149,6 +195,33 @@ impl Float {
             Operation::CopySign => {
                 registers.map2(d, two, mask, |a, b| to(T::of(b).sign_of(T::of(a))));
             }
+        }
+    }
+}
+
+impl Direction {
+    fn multiply_add(self, a: f32, b: f32, c: f32) -> f32 {
+        // The product is exact, and `error` is what the sum leaves out.
+        let (p, c) = (f64::from(a) * f64::from(b), f64::from(c));
+        let sum = p + c;
+        let part = sum - p;
+        let error = (p - (sum - part)) + (c - part);
+        let nearest = sum as f32;
+        let wide = f64::from(nearest);
+        let (above, below) = match wide == sum {
+            true => (error < 0.0, error > 0.0),
+            false => (wide > sum, wide < sum),
+        };
+        match self {
+            Direction::Down | Direction::Zero
+                if above && (self == Direction::Down || sum > 0.0) =>
+            {
+                nearest.next_down()
+            }
+            Direction::Up | Direction::Zero if below && (self == Direction::Up || sum < 0.0) => {
+                nearest.next_up()
+            }
+            _ => nearest,
         }
     }
 }

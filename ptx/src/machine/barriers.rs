@@ -6,6 +6,7 @@ use super::access::Fault;
 use super::lanes::{Mask, WARP};
 use super::warp::Warp;
 use crate::check::Clock;
+use crate::isa::barrier::Votes;
 
 /// Barriers that hardware gives a block.
 const COUNT: usize = 16;
@@ -24,6 +25,7 @@ struct Pending {
     expected: u32,
     arrived: u32,
     clock: Clock,
+    votes: Votes,
     waiters: Vec<(usize, Mask)>,
 }
 
@@ -34,11 +36,14 @@ pub(super) struct Release {
     pub(super) lanes: Mask,
     /// What all threads knew when they arrived.
     pub(super) clock: Rc<Clock>,
+    /// What all threads voted.
+    pub(super) votes: Votes,
 }
 
 /// What lanes bring to a barrier.
 pub(crate) struct Arrival {
     pub(crate) lanes: Mask,
+    pub(crate) votes: Votes,
     pub(crate) barrier: u64,
     /// Threads that the barrier waits for; nothing for the whole block.
     pub(crate) threads: Option<u64>,
@@ -81,12 +86,15 @@ impl Barriers {
             expected: expected as u32,
             arrived: 0,
             clock: warp.clock.clone(),
+            votes: Votes::default(),
             waiters: Vec::new(),
         });
         if u64::from(pending.expected) != expected {
             return Err(illegal("a barrier is used with different thread counts"));
         }
         pending.arrived += threads;
+        pending.votes.yes += arrival.votes.yes;
+        pending.votes.no += arrival.votes.no;
         pending.clock.join(&warp.clock);
         // What the warp does from here on is not covered by this arrival.
         warp.clock.tick();
@@ -108,11 +116,12 @@ impl Barriers {
             return;
         };
         let clock = Rc::new(pending.clock);
-        let waiters = pending.waiters.into_iter();
+        let (waiters, votes) = (pending.waiters.into_iter(), pending.votes);
         self.released.extend(waiters.map(|(warp, lanes)| Release {
             warp,
             lanes,
             clock: Rc::clone(&clock),
+            votes,
         }));
     }
 

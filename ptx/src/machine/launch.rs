@@ -42,7 +42,7 @@ impl Default for Launch {
             dynamic_shared: 0,
             seed: 0,
             resident_blocks: 1,
-            instruction_limit: 1 << 32,
+            instruction_limit: 1 << 30,
             checks: Checks::default(),
         }
     }

@@ -119,7 +119,7 @@ impl<'k, 'm> Scheduler<'k, 'm> {
             return Err(LaunchError::SynchronisationLimit);
         }
         for release in state.barriers.take_released() {
-            warps[release.warp].release(release.lanes, &release.clock);
+            warps[release.warp].release(&self.kernel.code, &release);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! One warp and how its lanes run.
 
 use super::access::Fault;
+use super::barriers::Release;
 use super::block::Context;
 use super::copies::Copies;
 use super::lanes::{Mask, WARP, lanes};
@@ -73,10 +74,14 @@ impl Warp {
     }
 
     /// Lets lanes go on past the barrier they wait at.
-    pub(super) fn release(&mut self, mask: Mask, clock: &Clock) {
-        self.clock.join(clock);
-        self.parked &= !mask;
-        for lane in lanes(mask) {
+    pub(super) fn release(&mut self, code: &[Instruction], release: &Release) {
+        self.clock.join(&release.clock);
+        self.parked &= !release.lanes;
+        for lane in lanes(release.lanes) {
+            let at = &code[self.pc[lane] as usize];
+            if let Op::Barrier(barrier) = &at.op {
+                barrier.finish(&mut self.registers, 1 << lane, release.votes);
+            }
             self.pc[lane] += 1;
         }
     }

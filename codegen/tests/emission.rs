@@ -1,0 +1,83 @@
+//! Emitted text: snapshots, determinism, names, and errors that name what is wrong.
+
+use minijinja::context;
+use vocabfuse_codegen::emit::emit;
+use vocabfuse_codegen::render::render;
+use vocabfuse_codegen::{Builder, Dtype, Error, KernelKind, KernelSpec, SpecError, Target, cross_entropy};
+
+fn text(kernel: KernelKind, target: Target, dtype: Dtype) -> String {
+    let loss = cross_entropy().unwrap();
+    let spec = KernelSpec::new(kernel, target, dtype, 512, &loss.name).unwrap();
+    emit(&spec, &loss).unwrap().text
+}
+
+#[test]
+fn kernels_of_each_kind() {
+    insta::assert_snapshot!("logits_softmax_avx512_bf16", text(KernelKind::LogitsSoftmax, Target::Avx512, Dtype::Bf16));
+    insta::assert_snapshot!("logits_softmax_scalar_f32", text(KernelKind::LogitsSoftmax, Target::Scalar, Dtype::F32));
+    insta::assert_snapshot!("weight_grad_saved_avx2_f16", text(KernelKind::WeightGradSaved, Target::Avx2, Dtype::F16));
+    insta::assert_snapshot!("weight_grad_recompute_avx512_f32", text(KernelKind::WeightGradRecompute, Target::Avx512, Dtype::F32));
+    insta::assert_snapshot!("merge_avx512", text(KernelKind::Merge, Target::Avx512, Dtype::F32));
+    insta::assert_snapshot!("finish_avx2_bf16", text(KernelKind::Finish, Target::Avx2, Dtype::Bf16));
+}
+
+#[test]
+fn names_say_everything() {
+    let names: Vec<String> =
+        Builder::new().chunks(&[512, 8192]).generate().unwrap().into_iter().map(|k| k.name).collect();
+    let mut unique = names.clone();
+    unique.sort();
+    unique.dedup();
+    assert_eq!(unique.len(), names.len(), "two kernels share a name");
+    insta::assert_snapshot!(names.join("\n"));
+}
+
+#[test]
+fn equal_specifications_give_equal_text() {
+    let first = Builder::new().files().unwrap();
+    let second = Builder::new().files().unwrap();
+    assert_eq!(first, second);
+    let spec = |chunk| KernelSpec::new(KernelKind::Finish, Target::Avx2, Dtype::F32, chunk, "cross_entropy").unwrap();
+    assert_eq!(spec(512), spec(8192), "a kernel that does not depend on the chunk has one specification");
+}
+
+#[test]
+fn bad_specifications_name_the_parameter() {
+    for chunk in [0, 256, 500, 1000, 131_072] {
+        let error = KernelSpec::new(KernelKind::Merge, Target::Scalar, Dtype::F32, chunk, "x").unwrap_err();
+        assert_eq!(error, SpecError::Chunk { chunk });
+        assert!(error.to_string().contains("power of two from 512 to 65536"), "{error}");
+    }
+    let error = KernelSpec::new(KernelKind::LogitsSoftmax, Target::Amx, Dtype::F16, 512, "x").unwrap_err().to_string();
+    assert!(error.contains("dtype f16 on target amx") && error.contains("bf16"), "{error}");
+    let error = "avx1024".parse::<Target>().unwrap_err().to_string();
+    assert_eq!(error, "target \"avx1024\" is unknown; expected one of: scalar, avx2, avx512, amx");
+}
+
+#[test]
+fn template_assertions_and_undefined_names_are_errors() {
+    let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, k_block => 128, vocabulary_block => 64, panel_block => 4, row_block => 1 };
+    let prelude = |tile| render("cpu/prelude_scalar.rs.in", "demo", context! { version => "0", tile => tile, attribute => "" });
+    assert!(prelude(tile(8, 16)).is_ok());
+    let Error::Template { kernel, message } = prelude(tile(8, 12)).unwrap_err() else { panic!("expected a template error") };
+    assert_eq!(kernel, "demo");
+    assert!(message.contains("parameter panel: expected a multiple of lanes"), "{message}");
+
+    let Error::Template { message, .. } = render("cpu/kernel.rs.in", "demo", context! {}).unwrap_err() else {
+        panic!("expected a template error")
+    };
+    assert!(message.contains("undefined"), "{message}");
+    assert!(matches!(render("cpu/nothing.rs.in", "demo", context! {}), Err(Error::Template { .. })));
+}
+
+#[test]
+fn every_template_is_used_and_has_no_stray_syntax() {
+    for path in vocabfuse_templates::PATHS {
+        assert!(vocabfuse_templates::get(path).is_some_and(|t| !t.is_empty()), "{path}");
+    }
+    for (name, text) in Builder::new().files().unwrap() {
+        for mark in ["<|", "|>", "<%", "%>", "//$"] {
+            assert!(!text.contains(mark), "{name} still has {mark}");
+        }
+    }
+}

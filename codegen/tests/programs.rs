@@ -1,0 +1,167 @@
+//! Row programs: text, rules, and the f64 interpreter.
+
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use vocabfuse_codegen::loss::{Loss, Merge};
+use vocabfuse_codegen::program::{Binary, Graph, Input, Op, Output, Program, ProgramError, Reduce, Shape, Tile, ValueId};
+use vocabfuse_codegen::{Error, cross_entropy};
+
+#[test]
+fn cross_entropy_programs() {
+    let loss = cross_entropy().unwrap();
+    insta::assert_snapshot!(format!("{}\n{}\n{}", loss.statistics, loss.finish, loss.gradient));
+    assert_eq!(
+        loss.statistics_rules(),
+        [("rest".to_owned(), Merge::ScaledSum), ("target_logit".to_owned(), Merge::Sum)]
+    );
+}
+
+fn input(input: Input) -> Op {
+    Op::Input(input)
+}
+
+fn program(ops: Vec<Op>, outputs: Vec<Output>) -> Result<Program, ProgramError> {
+    Program::new("test", ops, outputs)
+}
+
+const A: ValueId = ValueId(0);
+const B: ValueId = ValueId(1);
+
+#[test]
+fn operands_come_first() {
+    let error = program(vec![Op::Binary(Binary::Add, A, A)], vec![]).unwrap_err();
+    assert_eq!(error, ProgramError::Undefined { value: 0, operand: 0 });
+}
+
+#[test]
+fn kinds_are_checked() {
+    let ops = vec![input(Input::Logit), input(Input::ColumnId), Op::Binary(Binary::Add, A, B)];
+    assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 2, .. })));
+    let ops = vec![input(Input::Logit), input(Input::ColumnId), Op::Compare(vocabfuse_codegen::program::Compare::Eq, A, B)];
+    assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 2, .. })));
+    let ops = vec![input(Input::Logit), Op::Select(A, A, A)];
+    assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 1, .. })));
+}
+
+#[test]
+fn reductions_run_over_columns_and_end_there() {
+    let ops = vec![input(Input::Row("r".into())), Op::Reduce(Reduce::Sum, A)];
+    assert_eq!(program(ops, vec![]), Err(ProgramError::ReductionShape { value: 1, found: Shape::Row }));
+    let ops = vec![input(Input::Logit), Op::Reduce(Reduce::Sum, A), Op::Binary(Binary::Add, A, B)];
+    assert_eq!(program(ops, vec![]), Err(ProgramError::ReductionUsed { value: 2, operand: 1 }));
+}
+
+#[test]
+fn the_reference_is_only_for_quotients() {
+    let ops = vec![input(Input::Logit), input(Input::Reference), Op::Binary(Binary::Add, A, B)];
+    assert_eq!(program(ops, vec![Output::Store(ValueId(2))]), Err(ProgramError::ReferenceUsed { value: 2 }));
+    let g = Graph::new("two");
+    let (y, r) = (g.logit(), g.reference());
+    g.store(y.exp_above(r) + (y * 2.0).exp_above(r));
+    assert!(matches!(g.finish(), Err(ProgramError::TwoReferenced { .. })));
+    let g = Graph::new("max");
+    g.row_output("m", g.logit().exp_above(g.reference()).largest());
+    assert!(matches!(g.finish(), Err(ProgramError::Outputs(_))));
+}
+
+#[test]
+fn outputs_are_checked() {
+    assert!(matches!(program(vec![input(Input::Logit)], vec![]), Err(ProgramError::Outputs(_))));
+    let g = Graph::new("column as store");
+    g.store(g.column("bias"));
+    assert!(matches!(g.finish(), Err(ProgramError::Output { .. })));
+    let g = Graph::new("element as row");
+    g.row_output("x", g.logit());
+    assert!(matches!(g.finish(), Err(ProgramError::Output { .. })));
+    let g = Graph::new("twice");
+    g.row_output("x", g.logit().sum());
+    g.row_output("x", g.logit().largest());
+    assert!(matches!(g.finish(), Err(ProgramError::Outputs(_))));
+    assert!(program(vec![input(Input::Logit)], vec![Output::Store(ValueId(7))]).is_err());
+}
+
+#[test]
+fn equal_expressions_share_a_value() {
+    let g = Graph::new("shared");
+    g.store(g.logit() * 2.0 + g.logit() * 2.0);
+    assert_eq!(g.finish().unwrap().ops().len(), 4);
+}
+
+#[test]
+fn a_loss_must_fit_together() {
+    let good = cross_entropy().unwrap();
+    let without = |name: &str| {
+        let g = Graph::new("finish");
+        for output in ["loss", "lse", "a_factor", "target_factor"].iter().filter(|o| **o != name) {
+            g.row_output(output, g.row("rest"));
+        }
+        Loss { finish: g.finish().unwrap(), ..good.clone() }
+    };
+    let error = without("a_factor").verify().unwrap_err().to_string();
+    assert!(error.contains("a_factor"), "{error}");
+    let swapped = Loss { statistics: good.gradient.clone(), ..good.clone() };
+    assert!(swapped.verify().is_err());
+    let no_store = Loss { gradient: good.finish.clone(), ..good };
+    assert!(matches!(Error::from(no_store.verify().unwrap_err()), Error::Program(_)));
+}
+
+fn tile(rows: usize, columns: usize, logit: Vec<f64>, targets: Vec<i64>) -> Tile {
+    Tile {
+        rows,
+        columns,
+        logit,
+        classes: columns as i64,
+        target: targets,
+        reference: vec![0.0; rows],
+        uniform: BTreeMap::from([("logit_scale".to_owned(), 1.0)]),
+        ..Tile::default()
+    }
+}
+
+proptest! {
+    // Statistics, finish and gradient together are softmax cross-entropy, whatever the reference.
+    #[test]
+    fn interpreted_cross_entropy_is_cross_entropy(
+        logits in prop::collection::vec(-20.0..20.0f64, 12),
+        target in 0..4i64,
+        reference in -8..8i32,
+    ) {
+        let loss = cross_entropy().unwrap();
+        let reference = vec![f64::from(reference); 3];
+        let mut t = tile(3, 4, logits.clone(), vec![target; 3]);
+        t.reference = reference.clone();
+        let statistics = loss.statistics.interpret(&t);
+        let mut finish = Tile { rows: 3, columns: 1, reference, row: statistics.row.clone(), ..t.clone() };
+        let result = loss.finish.interpret(&finish);
+        finish = Tile { stored: statistics.store.clone(), row: result.row.clone(), ..t };
+        finish.row.insert("upstream".to_owned(), vec![1.0; 3]);
+        let gradient = loss.gradient.interpret(&finish);
+        for row in 0..3 {
+            let y = &logits[row * 4..][..4];
+            let lse = y.iter().map(|y| y.exp()).sum::<f64>().ln();
+            prop_assert!((result.row["loss"][row] - (lse - y[target as usize])).abs() < 1e-9);
+            prop_assert!((result.row["lse"][row] - lse).abs() < 1e-9);
+            for column in 0..4 {
+                let expected = (y[column] - lse).exp() - f64::from(column as i64 == target);
+                prop_assert!((gradient.store[row * 4 + column] - expected).abs() < 1e-9);
+            }
+        }
+        for column in 0..4 {
+            let sum: f64 = (0..3).map(|row| gradient.store[row * 4 + column]).sum();
+            prop_assert!((gradient.column_gradient["bias"][column] - sum).abs() < 1e-12);
+        }
+    }
+}
+
+#[test]
+fn padded_columns_and_dead_rows() {
+    let loss = cross_entropy().unwrap();
+    let mut t = tile(2, 3, vec![1.0, 2.0, 99.0, f64::NEG_INFINITY, f64::NEG_INFINITY, 5.0], vec![0, 0]);
+    t.classes = 2;
+    let statistics = loss.statistics.interpret(&t);
+    assert_eq!(statistics.store[2], 0.0, "a padded column has no mass");
+    let result = loss.finish.interpret(&Tile { rows: 2, columns: 1, row: statistics.row, ..t });
+    assert!((result.row["loss"][0] - (1.0f64.exp() + 2.0f64.exp()).ln() + 1.0).abs() < 1e-12);
+    assert!(result.row["loss"][1].is_nan());
+    assert_eq!((result.row["a_factor"][1], result.row["target_factor"][1]), (0.0, 0.0));
+}
