@@ -1,5 +1,6 @@
-//! Specification to text.
+//! CPU kernels: Rust text from the templates under `cpu/`.
 
+use super::Kernel;
 use crate::error::{Error, SpecError};
 use crate::loss::{Loss, Merge};
 use crate::lower::{Fragment, RustSimd, lower};
@@ -10,17 +11,6 @@ use crate::spec::{Dtype, KernelKind, KernelSpec, Target};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
-
-/// A generated kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kernel {
-    /// What it was generated from.
-    pub spec: KernelSpec,
-    /// Its name, also the stem of its file.
-    pub name: String,
-    /// Its source text.
-    pub text: String,
-}
 
 #[derive(Serialize)]
 struct Statistic {
@@ -35,11 +25,7 @@ struct Field {
     texts: String,
 }
 
-/// Generates one kernel. `loss` is the one that the specification names.
-///
-/// # Errors
-/// See [`Error`].
-pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
     let name = spec.name();
     let template = template(spec);
     let bindings = bindings(spec, loss);

@@ -1,0 +1,28 @@
+//! Specification to text: one file a kind of target.
+
+mod cpu;
+
+pub use cpu::{emit_module, emit_prelude};
+
+use crate::error::Error;
+use crate::loss::Loss;
+use crate::spec::KernelSpec;
+
+/// A generated kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// What it was generated from.
+    pub spec: KernelSpec,
+    /// Its name, also the stem of its file.
+    pub name: String,
+    /// Its source text.
+    pub text: String,
+}
+
+/// Generates one kernel. `loss` is the one that the specification names.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+    cpu::emit(spec, loss)
+}

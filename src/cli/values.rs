@@ -1,0 +1,105 @@
+//! Parsers of option values. They list what is valid, in errors and in the help.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::fmt::Display;
+use std::str::FromStr;
+use vocabfuse::{Algorithm, Dtype, KernelKind, Policy, Reduction, Save, Target};
+
+fn words<T>(words: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: std::error::Error + Send + Sync> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
+}
+
+pub fn dtype() -> impl TypedValueParser<Value = Dtype> {
+    words(Dtype::ALL.iter().map(|v| v.as_str()))
+}
+
+pub fn target() -> impl TypedValueParser<Value = Target> {
+    words(Target::ALL.iter().map(|v| v.as_str()))
+}
+
+pub fn kernel() -> impl TypedValueParser<Value = Kernels> {
+    words(std::iter::once("all").chain(KernelKind::ALL.iter().map(|v| v.as_str())))
+}
+
+pub fn reduction() -> impl TypedValueParser<Value = Reduction> {
+    words(["none", "sum", "mean"])
+}
+
+fn algorithm() -> impl TypedValueParser<Value = Algorithm> {
+    words(["naive", "one", "two"])
+}
+
+fn save() -> impl TypedValueParser<Value = Save> {
+    words(["auto", "yes", "no"])
+}
+
+/// All kernels, or one.
+#[derive(Clone, Copy, Debug)]
+pub enum Kernels {
+    All,
+    One(KernelKind),
+}
+
+impl FromStr for Kernels {
+    type Err = vocabfuse::codegen::SpecError;
+    fn from_str(text: &str) -> Result<Kernels, Self::Err> {
+        if text == "all" { Ok(Kernels::All) } else { text.parse().map(Kernels::One) }
+    }
+}
+
+/// A whole number of at least 1.
+pub fn positive(text: &str) -> Result<usize, String> {
+    bounded(text, 1)
+}
+
+/// A whole number of at least `least`.
+pub fn bounded(text: &str, least: usize) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number >= least => Ok(number),
+        _ => Err(format!("expected a whole number of at least {least}")),
+    }
+}
+
+/// A chunk that kernels can be generated for.
+pub fn chunk(text: &str) -> Result<usize, String> {
+    let number = text.parse::<usize>().map_err(|_| "expected a power of two from 512 to 65536".to_owned())?;
+    vocabfuse::codegen::spec::check_chunk(number).map_err(|e| e.to_string())
+}
+
+/// A finite number for which `valid` holds.
+fn number<T: FromStr + Copy + Into<f64> + Display>(text: &str, valid: fn(f64) -> bool, what: &str) -> Result<T, String> {
+    let number = text.parse::<T>().ok().filter(|n| (*n).into().is_finite() && valid((*n).into()));
+    number.ok_or_else(|| format!("expected {what}"))
+}
+
+pub fn nonzero(text: &str) -> Result<f32, String> {
+    number(text, |n| n != 0.0, "a finite number other than 0")
+}
+
+pub fn above_zero(text: &str) -> Result<f32, String> {
+    number(text, |n| n > 0.0, "a finite number above 0")
+}
+
+/// Options that change time and memory, not results.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct PolicyArgs {
+    /// Barriers a microbatch: naive 3, one 2, two 1
+    #[arg(long, default_value = "two", value_parser = algorithm())]
+    algorithm: Algorithm,
+    /// Keep the softmax numerators of pass S for pass T, or recompute them; auto keeps them if they fit into memory
+    #[arg(long, default_value = "auto", value_parser = save())]
+    save: Save,
+    /// Vocabulary entries a kernel works on at a time: a power of two that `vocabfuse list` shows [default: by size]
+    #[arg(long, value_name = "C", value_parser = chunk)]
+    chunk: Option<usize>,
+}
+
+impl PolicyArgs {
+    /// The policy, with a limit on the bytes over inputs and outputs of a rank.
+    pub fn policy(self, memory_budget: Option<usize>) -> Policy {
+        Policy { algorithm: self.algorithm, save: self.save, chunk: self.chunk, memory_budget }
+    }
+}
