@@ -1,6 +1,61 @@
 //! Fused, vocabulary-parallel output layers for language models.
+//!
+//! The last layer of a language model multiplies N hidden states by a vocabulary of V rows, and its cross-entropy needs
+//! all N x V logits. This crate computes loss and gradients without ever storing them, with the vocabulary split over
+//! ranks, by generated kernels. A training step has three passes, whose order is in the types:
+//!
+//! | pass | does | communicates |
+//! |---|---|---|
+//! | S | statistics of the softmax and its product with W, of the rank's own rows | nothing |
+//! | C1 | merges them: loss and the gradient of X | one combined collective |
+//! | T | adds the gradient of W, now or any time later | nothing |
+//!
+//! ```
+//! use vocabfuse::{
+//!     Batch, Cpu, CrossEntropy, Gradients, Local, Matrix, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+//! };
+//!
+//! # fn main() -> Result<(), vocabfuse::Error> {
+//! let (tokens, hidden, vocab) = (4, 8, 100);
+//! let x = vec![0.5_f32; tokens * hidden];
+//! let w = vec![0.1_f32; vocab * hidden];
+//! let targets = [3, 99, 42, -100]; // -100 is ignored
+//!
+//! // One rank holds the whole vocabulary; with more, each runs this on its own rows of w.
+//! let layout = ShardLayout::even(vocab, 1)?;
+//! let layer = OutputLayer::new(&Cpu::new(None)?, &layout, 0, CrossEntropy::default(), Policy::default())?;
+//! let comm = Local::group(1).remove(0);
+//!
+//! let batch = Batch { x: Matrix::new(&x, tokens, hidden)?, targets: &targets, upstream: None };
+//! let shard = Shard { weight: Matrix::new(&w, vocab, hidden)?, bias: None };
+//! let partial = layer.s_pass(batch, shard)?; // S
+//! let done = partial.start_combine(&comm)?.wait()?; // C1
+//! assert!((done.loss[0] - 100_f32.ln()).abs() < 1e-5);
+//! assert_eq!(done.dx.len(), tokens * hidden);
+//!
+//! let mut dw = vec![0.0; vocab * hidden];
+//! layer.t_pass(done.weight_grad, Gradients { dw: &mut dw, dbias: None }, Upstream::One)?; // T
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`codegen`] describes kernels and emits their text, also from the build script of another crate; [`kernels`] are
+//! those generated for this crate; [`runtime`] runs them. [`reference`](mod@reference) and [`plain`] are what they are
+//! compared with.
 
-mod matmul;
+pub mod matmul;
 pub mod plain;
 pub mod problem;
+pub mod ranks;
 pub mod reference;
+pub mod tensors;
+
+pub use vocabfuse_codegen as codegen;
+pub use vocabfuse_kernels as kernels;
+pub use vocabfuse_runtime as runtime;
+
+pub use codegen::{Builder, KernelKind, KernelSpec};
+pub use runtime::{
+    Algorithm, Batch, Counters, Cpu, CrossEntropy, Done, Dtype, Element, Error, Gradients, Local, Matrix, Merging,
+    OutputLayer, Partial, Policy, Reduction, Registry, Result, Save, Shard, ShardLayout, Target, Upstream, WeightGrad,
+};

@@ -105,6 +105,20 @@ impl Elements {
         }
     }
 
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        match self {
+            Elements::F32(v) => v.len(),
+            Elements::Bf16(v) => v.len(),
+            Elements::F16(v) => v.len(),
+        }
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The values as f32, which holds all of them exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         match self {

@@ -136,7 +136,7 @@ impl Builder {
                 text += "#[cfg(target_arch = \"x86_64\")]\n";
             }
             let module = emit_module(target, &listed, true)?;
-            text += &format!("#[allow(non_snake_case, clippy::all)]\npub mod {target} {{\n{module}}}\n");
+            text += &format!("#[allow(non_snake_case, unused_variables, clippy::all)]\npub mod {target} {{\n{module}}}\n");
         }
         Ok(text)
     }

@@ -141,8 +141,8 @@ proptest! {
             let lse = y.iter().map(|y| y.exp()).sum::<f64>().ln();
             prop_assert!((result.row["loss"][row] - (lse - y[target as usize])).abs() < 1e-9);
             prop_assert!((result.row["lse"][row] - lse).abs() < 1e-9);
-            for column in 0..4 {
-                let expected = (y[column] - lse).exp() - f64::from(column as i64 == target);
+            for (column, y) in y.iter().enumerate() {
+                let expected = (y - lse).exp() - f64::from(column as i64 == target);
                 prop_assert!((gradient.store[row * 4 + column] - expected).abs() < 1e-9);
             }
         }

@@ -19,6 +19,8 @@ pub struct Geometry {
     pub packed_vocabulary: usize,
     /// Panels that `logits_softmax` and `weight_grad` work on together; more a call is allowed.
     pub panel_block: usize,
+    /// Vocabulary rows of one call of `weight_grad`: their Q for a block of tokens stays in L2.
+    pub grad_rows: usize,
     /// Scratch bytes of one call of `logits_softmax`, for a chunk, the padded H and the panels of the call.
     pub softmax_scratch: fn(chunk: usize, hidden: usize, panels: usize) -> usize,
     /// Scratch bytes of one call of `weight_grad`, for its vocabulary rows and the padded H.

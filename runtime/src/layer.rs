@@ -2,7 +2,7 @@
 
 use crate::algorithm::Exchange;
 use crate::comm::{Finish, Local, Merged, Pending};
-use crate::cpu::{Cpu, Family, FinishJob, LayerInputs, SPass, Saved, ShardRows, TPass, working_set};
+use crate::cpu::{Cpu, Family, FinishJob, LayerInputs, NO_REFERENCE, SPass, Saved, ShardRows, TPass, working_set};
 use crate::loss::scatter;
 use crate::{CrossEntropy, Dtype, Error, Matrix, Policy, Result, Save, ShardLayout};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -369,7 +369,8 @@ fn done<'a>(job: Job<'a>, saved: Option<Saved>, merged: &Merged) -> Done<'a> {
         }
         all
     };
-    let mut reference = vec![0.0; padded];
+    // What lies between the last token and the end of its panel must weigh nothing, whatever the bias made of it.
+    let mut reference = vec![-NO_REFERENCE; padded];
     for block in &merged.blocks {
         let tokens = block.tokens.clone();
         reference[tokens.clone()].copy_from_slice(&block.rows.state[0].as_ref()[..tokens.len()]);

@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Success);
     }
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["name", "kernel", "dtype", "chunk", "target", "runs here"]);
+    table.load_style(presets::NOTHING).set_header(["name", "kernel", "dtype", "chunk", "target", "runs here"]);
     for k in &report.kernels {
         let chunk = k.chunk.map_or_else(|| "any".to_owned(), |c| c.to_string());
         let runs = if k.runnable { "yes" } else { "no" };

@@ -5,9 +5,10 @@ use crate::program::{Graph, ProgramError};
 
 /// Cross-entropy with logit scale, bias and padded-vocabulary mask.
 ///
-/// The target column is kept out of the sum and of the stored tile: with `rest` the mass of all other columns,
-/// p_target - 1 = -rest / total and loss = ln(1 + rest / e_target) have full relative precision also where
-/// p_target is near 1, which a difference of rounded probabilities has not.
+/// The target column is kept out of the sum, of the stored tile and of the reference: with `rest` the mass of all
+/// other columns, p_target - 1 = -rest / total and loss = ln(1 + rest / e_target) have full relative precision also
+/// where p_target is near 1, which a difference of rounded probabilities has not, and the stored values of the other
+/// columns stay within the range of a narrow dtype. e_target may overflow to infinity; then the loss is 0.
 ///
 /// # Errors
 /// None for the program as it stands; the verifier's type is kept so that callers treat every loss alike.
@@ -27,7 +28,7 @@ fn statistics() -> Result<crate::Program, ProgramError> {
     let y = g.logit().mul_add(g.uniform("logit_scale"), g.column("bias"));
     let y = g.column_id().less_than(g.classes()).select(y, f32::NEG_INFINITY);
     let is_target = g.column_id().equals(g.target());
-    let rest = is_target.select(0.0, y.exp_above(g.reference()));
+    let rest = is_target.select(f32::NEG_INFINITY, y).exp_above(g.reference());
     g.row_output("rest", rest.sum());
     g.row_output("target_logit", is_target.select(y, 0.0).sum());
     g.store(rest);
@@ -46,7 +47,8 @@ fn finish() -> Result<crate::Program, ProgramError> {
     // A row whose logits are all -inf has no distribution: the loss is NaN, the gradients are zero.
     let dead = total.equals(0.0);
     g.row_output("loss", dead.select(f32::NAN, loss));
-    g.row_output("lse", total.ln() - g.constant(0.0).above(reference));
+    let lse = e_target.less_than(rest).select(total.ln() - g.constant(0.0).above(reference), target_logit + near);
+    g.row_output("lse", dead.select(f32::NEG_INFINITY, lse));
     let scale = g.uniform("logit_scale");
     g.row_output("a_factor", dead.select(0.0, scale / total));
     g.row_output("target_factor", dead.select(0.0, -(rest * scale) / total));

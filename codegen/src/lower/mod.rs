@@ -1,7 +1,9 @@
 //! Row programs to text: which operations a template needs, where each may be hoisted to, and what a target calls them.
 
+mod cuda;
 mod rust_simd;
 
+pub use cuda::Cuda;
 pub use rust_simd::RustSimd;
 
 use crate::error::Error;

@@ -173,6 +173,7 @@ pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::G
     packed_token: 4,
     packed_vocabulary: 4,
     panel_block: PANEL_BLOCK,
+    grad_rows: 256,
     softmax_scratch,
     grad_scratch,
 };

@@ -68,6 +68,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
         let m5 = inputs.classes;
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
+            let m9 = load_i32(inputs.targets.add(token));
             let mut peak = splat(f32::NEG_INFINITY);
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
@@ -78,7 +79,9 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                 let m0 = logit;
                 let m3 = mul_add(m0, splat(m1), splat(m2));
                 let m8 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
-                peak = larger(m8, peak);
+                let m10 = eq_i32(splat_i32(m4), m9);
+                let m11 = select(m10, splat(f32::NEG_INFINITY), m8);
+                peak = larger(m11, peak);
             }
             // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
@@ -94,7 +97,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             let w1 = inputs.uniform(0);
             let w5 = inputs.classes;
             let w9 = load_i32(inputs.targets.add(token));
-            let w11 = reference;
+            let w12 = reference;
             let mut total1 = load(state(1, token));
             let mut total2 = load(state(2, token));
             // Partial results of 64 columns keep the rounding error of long sums small.
@@ -111,12 +114,12 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                     let w3 = mul_add(w0, splat(w1), splat(w2));
                     let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
                     let w10 = eq_i32(splat_i32(w4), w9);
-                    let w12 = exp_above(w8, w11);
-                    let w14 = select(w10, splat(0.0f32), w12);
+                    let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+                    let w13 = exp_above(w11, w12);
                     let w16 = select(w10, w8, splat(0.0f32));
-                    part1 = add(part1, w14);
+                    part1 = add(part1, w13);
                     part2 = add(part2, w16);
-                    let stored = w14;
+                    let stored = w13;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
                         store_f32(args.saved.cast::<f32>().add((panel * CHUNK + row) * PANEL + lane), stored);

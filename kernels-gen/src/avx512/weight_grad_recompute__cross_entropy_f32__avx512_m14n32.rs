@@ -81,7 +81,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut f32, column_sums: 
             let reference = load(args.reference.add(token));
             let inputs = statistics_inputs;
             let s9 = load_i32(inputs.targets.add(token));
-            let s11 = reference;
+            let s12 = reference;
             let inputs = outer;
             let g1 = load_i32(inputs.targets.add(token));
             let g3 = load(inputs.row(0, token));
@@ -99,10 +99,10 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut f32, column_sums: 
                     let s3 = mul_add(s0, splat(s1), splat(s2));
                     let s8 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
                     let s10 = eq_i32(splat_i32(s4), s9);
-                    let s12 = exp_above(s8, s11);
-                    let s14 = select(s10, splat(0.0f32), s12);
+                    let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
+                    let s13 = exp_above(s11, s12);
                     let _ = (inputs, logit);
-                    s14
+                    s13
                 };
                 let g0 = column;
                 let g2 = eq_i32(splat_i32(g0), g1);

@@ -12,7 +12,7 @@ unsafe fn kernel(args: &Finish) {
     // SAFETY: the caller states the extents of all buffers; this call owns its tokens of the outputs and of dX.
     unsafe {
         let output = |index: usize, token: usize| (*args.outputs.add(index)).add(token);
-        let f18 = inputs.uniform(0);
+        let f22 = inputs.uniform(0);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -31,16 +31,19 @@ unsafe fn kernel(args: &Finish) {
             let f15 = select(f13, splat(f32::NAN), f11);
             let f16 = above(splat(0.0f32), f2);
             let f17 = sub(f7, f16);
-            let f19 = div(splat(f18), f4);
-            let f20 = select(f13, splat(0.0f32), f19);
-            let f21 = mul(f0, splat(f18));
-            let f22 = neg(f21);
-            let f23 = div(f22, f4);
+            let f18 = add(f1, f6);
+            let f19 = select(f10, f17, f18);
+            let f21 = select(f13, splat(f32::NEG_INFINITY), f19);
+            let f23 = div(splat(f22), f4);
             let f24 = select(f13, splat(0.0f32), f23);
+            let f25 = mul(f0, splat(f22));
+            let f26 = neg(f25);
+            let f27 = div(f26, f4);
+            let f28 = select(f13, splat(0.0f32), f27);
             store(output(0, token), f15);
-            store(output(1, token), f17);
-            store(output(2, token), f20);
-            store(output(3, token), f24);
+            store(output(1, token), f21);
+            store(output(2, token), f24);
+            store(output(3, token), f28);
             let _ = reference;
         }
         if args.a.is_null() {

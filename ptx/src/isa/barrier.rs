@@ -109,7 +109,7 @@ fn decode_reduction(
 impl Barrier {
     pub(crate) fn gate(&self) -> Gate {
         match *self {
-            Barrier::Block { aligned: true, .. } => Gate::Launched,
+            Barrier::Block { aligned: true, .. } => Gate::Alive,
             Barrier::Block { .. } => Gate::None,
             Barrier::Warp { members } => Gate::Members(members),
         }

@@ -131,11 +131,7 @@ impl Float {
             let input = if self.flush { flush } else { |x| x };
             self.run::<f32>(registers, mask, input, |x| {
                 let x = input(x);
-                match saturate {
-                    true if x.is_nan() => 0.0,
-                    true => x.clamp(0.0, 1.0),
-                    false => x,
-                }
+                if saturate { saturated(x) } else { x }
             });
         } else {
             self.run::<f32>(registers, mask, |x| x, |x| x);
@@ -159,7 +155,7 @@ impl Float {
         registers.map3(self.d, sources, mask, |a, b, c| {
             let [a, b, c] = [a, b, c].map(|x| round(f32::from_bits(x as u32)));
             let y = round(direction.multiply_add(a, b, c));
-            let y = if saturate { y.max(0.0).min(1.0) } else { y };
+            let y = if saturate { saturated(y) } else { y };
             u64::from(y.to_bits())
         });
     }
@@ -224,6 +220,11 @@ impl Direction {
             _ => nearest,
         }
     }
+}
+
+/// Clamped to [0, 1], with zero for a NaN.
+fn saturated(x: f32) -> f32 {
+    if x.is_nan() { 0.0 } else { x.clamp(0.0, 1.0) }
 }
 
 /// A subnormal as the zero of its sign.

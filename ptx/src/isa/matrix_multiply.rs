@@ -8,7 +8,7 @@
 //!   `q * per + i * 4 * per`;
 //! - of C and D (16 x 8, f32): row `g + 8 (i >> 1)`, column `2 q + (i & 1)`.
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::types::Type;
 use super::{Operand, Reg};
@@ -87,7 +87,7 @@ impl Input {
     fn element(self, register: u64, e: usize) -> f32 {
         let half = (register >> (16 * e)) as u16;
         match self {
-            Input::Bf16 => bf16::from_bits(half).to_f32(),
+            Input::Bf16 => f32::from_bits(u32::from(half) << 16),
             Input::F16 => f16::from_bits(half).to_f32(),
             // The low bits of a TF32 register are not read.
             Input::Tf32 => f32::from_bits(register as u32 & !0x1fff),

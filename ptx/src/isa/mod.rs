@@ -74,8 +74,8 @@ pub(crate) enum Gate {
     None,
     /// The lanes of a member mask.
     Members(Operand),
-    /// All lanes that the warp was launched with.
-    Launched,
+    /// All lanes that have not ended.
+    Alive,
     /// All thirty-two lanes.
     Full,
 }

@@ -15,6 +15,8 @@ const COUNT: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Barriers {
     warps: usize,
+    /// Threads that have not ended.
+    live: u32,
     pending: [Option<Pending>; COUNT],
     released: Vec<Release>,
 }
@@ -22,7 +24,10 @@ pub(crate) struct Barriers {
 /// A barrier at which some but not all threads arrived.
 #[derive(Debug)]
 struct Pending {
-    expected: u32,
+    /// Nothing for a barrier of the whole block, which waits for all threads
+    /// that have not ended.
+    expected: Option<u32>,
+    /// Threads that arrived, counted as the barrier counts them.
     arrived: u32,
     clock: Clock,
     votes: Votes,
@@ -52,9 +57,10 @@ pub(crate) struct Arrival {
 }
 
 impl Barriers {
-    pub(crate) fn new(warps: usize) -> Self {
+    pub(crate) fn new(warps: usize, threads: u32) -> Self {
         Barriers {
             warps,
+            live: threads,
             pending: [const { None }; COUNT],
             released: Vec::new(),
         }
@@ -70,26 +76,26 @@ impl Barriers {
             .filter(|_| arrival.barrier < COUNT as u64)
             .ok_or(illegal("barriers are numbered 0 to 15"))?;
         let block = (self.warps * WARP) as u64;
-        let expected = arrival.threads.unwrap_or(block);
-        if expected == 0 || expected > block || !expected.is_multiple_of(WARP as u64) {
+        let whole = |&t: &u64| t > 0 && t <= block && t.is_multiple_of(WARP as u64);
+        if !arrival.threads.iter().all(whole) {
             return Err(illegal(
                 "a barrier counts whole warps, and no more than the block has",
             ));
         }
-        // A barrier counts in whole warps, so the last warp of a ragged block
-        // brings the lanes that it lacks.
-        let threads = match arrival.lanes == warp.launched {
-            true => WARP as u32,
-            false => arrival.lanes.count_ones(),
+        let expected = arrival.threads.map(|t| t as u32);
+        // An explicit count is in whole warps, whatever lanes they lack.
+        let threads = match expected {
+            Some(_) if arrival.lanes == warp.alive => WARP as u32,
+            _ => arrival.lanes.count_ones(),
         };
         let pending = slot.get_or_insert_with(|| Pending {
-            expected: expected as u32,
+            expected,
             arrived: 0,
             clock: warp.clock.clone(),
             votes: Votes::default(),
             waiters: Vec::new(),
         });
-        if u64::from(pending.expected) != expected {
+        if pending.expected != expected {
             return Err(illegal("a barrier is used with different thread counts"));
         }
         pending.arrived += threads;
@@ -102,17 +108,26 @@ impl Barriers {
             pending.waiters.push((warp.number, arrival.lanes));
             warp.parked |= arrival.lanes;
         }
-        if pending.arrived > pending.expected {
+        if pending.arrived > pending.expected.unwrap_or(self.live) {
             return Err(illegal("more threads arrive at a barrier than it counts"));
         }
-        if pending.arrived == pending.expected {
-            self.complete(arrival.barrier as usize);
-        }
+        self.complete(arrival.barrier as usize);
         Ok(())
     }
 
+    /// Threads end, and no barrier of the whole block waits for them any more.
+    pub(super) fn leave(&mut self, threads: u32) {
+        self.live -= threads;
+        for barrier in 0..COUNT {
+            self.complete(barrier);
+        }
+    }
+
+    /// Lets the waiters of a barrier go on if all threads have arrived.
     fn complete(&mut self, barrier: usize) {
-        let Some(pending) = self.pending[barrier].take() else {
+        let live = self.live;
+        let full = |p: &mut Pending| p.arrived == p.expected.unwrap_or(live);
+        let Some(pending) = self.pending[barrier].take_if(full) else {
             return;
         };
         let clock = Rc::new(pending.clock);
@@ -133,6 +148,6 @@ impl Barriers {
     /// Threads that arrived at and are expected by a barrier.
     pub(super) fn progress(&self, barrier: u64) -> Option<(u32, u32)> {
         let pending = self.pending.get(barrier as usize)?.as_ref()?;
-        Some((pending.arrived, pending.expected))
+        Some((pending.arrived, pending.expected.unwrap_or(self.live)))
     }
 }

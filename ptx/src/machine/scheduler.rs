@@ -136,7 +136,7 @@ impl<'k, 'm> Scheduler<'k, 'm> {
                 linear,
                 shared: SharedMemory::new(bytes),
                 shadow: SharedShadow::new(shadow_bytes, count),
-                barriers: Barriers::new(count),
+                barriers: Barriers::new(count, self.launch.threads() as u32),
             },
             warps: Vec::with_capacity(count),
         };

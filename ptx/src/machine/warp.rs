@@ -25,14 +25,12 @@ pub(crate) struct Warp {
     pub(crate) clock: Clock,
     pub(crate) fences: FenceState,
     pub(crate) copies: Copies,
-    /// Lanes that exist; fewer than all only in the last warp of a block.
-    pub(crate) launched: Mask,
     /// Lanes that wait at a barrier of the block.
     pub(crate) parked: Mask,
     /// Lanes that wait for other lanes of the warp at a collective instruction.
     pub(super) gated: Mask,
     /// Lanes that have not ended.
-    pub(super) alive: Mask,
+    pub(crate) alive: Mask,
     pub(super) pc: [u32; WARP],
 }
 
@@ -47,7 +45,6 @@ struct Group {
 impl Warp {
     pub(super) fn new(kernel: &Kernel, number: usize, threads: u32, clock: Clock) -> Self {
         let count = (threads as usize - number * WARP).min(WARP);
-        let launched = Mask::MAX >> (WARP - count);
         Warp {
             number,
             registers: Registers::new(kernel.registers, kernel.predicates),
@@ -55,10 +52,9 @@ impl Warp {
             clock,
             fences: FenceState::default(),
             copies: Copies::default(),
-            launched,
             parked: 0,
             gated: 0,
-            alive: launched,
+            alive: Mask::MAX >> (WARP - count),
             pc: [0; WARP],
         }
     }
@@ -205,7 +201,7 @@ impl Warp {
         match gate {
             Gate::None => true,
             Gate::Full => active == Mask::MAX,
-            Gate::Launched => active == self.launched,
+            Gate::Alive => active == self.alive,
             Gate::Members(members) => {
                 lanes(active).all(|lane| self.registers.lane(members, lane) as Mask == active)
             }
@@ -217,7 +213,7 @@ impl Warp {
         match gate {
             Gate::None => 1 << lane,
             Gate::Full => Mask::MAX,
-            Gate::Launched => self.launched,
+            Gate::Alive => self.alive,
             Gate::Members(members) => self.registers.lane(members, lane) as Mask,
         }
     }
@@ -235,6 +231,10 @@ impl Warp {
         self.gated |= arriving;
         let gate = op.gate();
         for lane in lanes(arriving) {
+            // The lane may have run with a set that one before it completed.
+            if self.gated >> lane & 1 == 0 {
+                continue;
+            }
             let set = self.wanted(gate, lane);
             if set >> lane & 1 == 0 {
                 return Err(Fault::Illegal {
@@ -267,6 +267,9 @@ impl Warp {
 
     fn exit(&mut self, context: &mut Context<'_, '_>, mask: Mask) {
         self.alive &= !mask;
+        context.block.barriers.leave(mask.count_ones());
+        // Whoever waits for all lanes of the warp has to look again.
+        self.gated = 0;
         if self.copies.is_empty() {
             return;
         }

@@ -28,18 +28,31 @@ pub(super) fn transactions(addresses: &Lanes, mask: Mask, bytes: usize) -> Share
 }
 
 fn passes(addresses: &Lanes, mask: Mask, bytes: usize) -> u64 {
-    // Distinct words seen so far in each bank; a phase has at most 32 words.
-    let mut words = [[0u64; WARP]; BANKS];
-    let mut depth = [0usize; BANKS];
-    for lane in lanes(mask) {
-        for word in 0..bytes.div_ceil(4) as u64 {
-            let word = addresses[lane] / 4 + word;
-            let bank = word as usize % BANKS;
-            if !words[bank][..depth[bank]].contains(&word) && depth[bank] < WARP {
-                words[bank][depth[bank]] = word;
-                depth[bank] += 1;
-            }
+    // Most accesses meet no bank with two words, which needs less bookkeeping.
+    let mut first = [None; BANKS];
+    for word in words(addresses, mask, bytes) {
+        let slot = &mut first[word as usize % BANKS];
+        if *slot.get_or_insert(word) != word {
+            return conflicting(addresses, mask, bytes);
         }
     }
-    depth.into_iter().max().unwrap_or(0) as u64
+    1
+}
+
+/// Passes of a phase in which some bank meets two words.
+fn conflicting(addresses: &Lanes, mask: Mask, bytes: usize) -> u64 {
+    let mut distinct: Vec<u64> = words(addresses, mask, bytes).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let mut depth = [0; BANKS];
+    for word in distinct {
+        depth[word as usize % BANKS] += 1;
+    }
+    depth.into_iter().max().unwrap_or(0)
+}
+
+/// The words that lanes touch.
+fn words(addresses: &Lanes, mask: Mask, bytes: usize) -> impl Iterator<Item = u64> {
+    let count = bytes.div_ceil(4) as u64;
+    lanes(mask).flat_map(move |lane| (0..count).map(move |i| addresses[lane] / 4 + i))
 }

@@ -5,7 +5,7 @@ use crate::check::{Race, UninitializedRead};
 /// Everything that a finished launch found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Counters of every PTX line that ran, in the order of the text.
+    /// Counters of every instruction that ran, in the order of the text.
     pub lines: Vec<LineCounters>,
     /// Sums over all lines.
     pub classes: ClassCounts,
@@ -29,18 +29,18 @@ impl Report {
         self.races.is_empty() && self.uninitialized.is_empty()
     }
 
-    /// Counters of one PTX line, if it ran.
-    pub fn line(&self, line: u32) -> Option<&LineCounters> {
-        self.lines.iter().find(|l| l.line == line)
+    /// Counters of the instructions on one PTX line that ran.
+    pub fn at_line(&self, line: u32) -> impl Iterator<Item = &LineCounters> {
+        self.lines.iter().filter(move |l| l.line == line)
     }
 }
 
-/// Counters of one PTX line.
+/// Counters of one instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineCounters {
     /// Line of the text.
     pub line: u32,
-    /// Class of its instruction.
+    /// Class of the instruction.
     pub class: Class,
     /// Runs, counted once per warp and group of convergent lanes.
     pub warps: u64,

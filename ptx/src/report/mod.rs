@@ -7,6 +7,3 @@ mod sectors;
 
 pub use counters::{Class, ClassCounts, GlobalCounters, LineCounters, Report, SharedCounters};
 pub(crate) use recorder::Recorder;
-
-#[cfg(test)]
-mod tests;

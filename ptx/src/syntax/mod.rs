@@ -11,6 +11,3 @@ mod statement;
 
 pub(crate) use parser::parse_module;
 pub(crate) use statement::Statement;
-
-#[cfg(test)]
-mod tests;

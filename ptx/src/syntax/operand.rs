@@ -64,9 +64,8 @@ fn parse_address<'t>(cursor: &mut Cursor<'t>) -> Result<Raw<'t>, Located> {
         Raw::Number(Number::Integer(value)) => (None, value as i64),
         _ => return Err(cursor.expected("an address")),
     };
-    if cursor.take('+') {
-        offset = parse_offset(cursor)?;
-    } else if cursor.peek() == Some(Kind::Mark('-')) {
+    // `+` may be followed by a negative number, and a bare minus sign is one.
+    if cursor.take('+') || cursor.peek() == Some(Kind::Mark('-')) {
         offset = parse_offset(cursor)?;
     }
     cursor.expect(']', "a closing bracket")?;

@@ -135,12 +135,12 @@ impl Scope {
         size: usize,
         align: usize,
     ) -> Result<u64, ParseErrorKind> {
-        place(&mut self.shared_size, size, align)
+        place(&mut self.shared_size, size, align, 1 << 24)
     }
 
     /// Reserves `size` bytes of each thread's local memory.
     pub(super) fn place_local(&mut self, size: usize, align: usize) -> Result<u64, ParseErrorKind> {
-        place(&mut self.local_size, size, align)
+        place(&mut self.local_size, size, align, 1 << 19)
     }
 
     fn fresh(&mut self, ty: Type) -> Result<Symbol, ParseErrorKind> {
@@ -270,11 +270,10 @@ impl Frame {
 }
 
 /// Advances `used` over an aligned variable and returns its offset.
-fn place(used: &mut usize, size: usize, align: usize) -> Result<u64, ParseErrorKind> {
-    const LIMIT: usize = 1 << 24;
+fn place(used: &mut usize, size: usize, align: usize, limit: usize) -> Result<u64, ParseErrorKind> {
     let offset = used.next_multiple_of(align.max(1));
     let end = offset.saturating_add(size);
-    if end > LIMIT {
+    if end > limit {
         return Err(ParseErrorKind::TooMany("bytes of variables"));
     }
     *used = end;

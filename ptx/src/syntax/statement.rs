@@ -200,9 +200,9 @@ impl<'s, 't> Statement<'s, 't> {
 
     /// A literal integer.
     pub(crate) fn literal(&mut self) -> Decoded<u64> {
-        match self.source(Type::U64)? {
-            Operand::Imm(value) => Ok(value),
-            Operand::Reg(_) => Err(ParseErrorKind::WrongOperand("a literal")),
+        match self.operand()? {
+            Raw::Number(number) => number.bits(Type::B64),
+            _ => Err(ParseErrorKind::WrongOperand("a literal")),
         }
     }
 

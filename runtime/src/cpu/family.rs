@@ -35,6 +35,7 @@ pub(crate) struct Family {
 
 struct Lookup<'a> {
     cpu: &'a Cpu,
+    target: Target,
     dtype: Dtype,
     chunk: usize,
     names: Vec<&'static str>,
@@ -44,7 +45,7 @@ impl Lookup<'_> {
     fn optional(&self, kernel: &str) -> Option<&'static Kernel> {
         self.cpu.registry().find(|k| {
             k.kernel == kernel
-                && k.target == self.cpu.target().as_str()
+                && k.target == self.target.as_str()
                 && (k.dtype == self.dtype.as_str() || k.kernel == "merge")
                 && (k.chunk == 0 || k.chunk == self.chunk)
                 && (k.loss.is_empty() || k.loss == "cross_entropy")
@@ -59,7 +60,7 @@ impl Lookup<'_> {
 
     fn missing(&self, kernel: &str) -> Error {
         let alike = |k: &&Kernel| {
-            k.kernel == kernel && k.target == self.cpu.target().as_str() && k.dtype == self.dtype.as_str() && k.chunk > 0
+            k.kernel == kernel && k.target == self.target.as_str() && k.dtype == self.dtype.as_str() && k.chunk > 0
         };
         let chunks: Vec<String> = self.cpu.registry().iter().filter(alike).map(|k| k.chunk.to_string()).collect();
         if !chunks.is_empty() && vocabfuse_codegen::spec::check_chunk(self.chunk).is_ok() {
@@ -69,13 +70,9 @@ impl Lookup<'_> {
         }
         Error::Kernel {
             kernel: kernel.to_owned(),
-            target: self.cpu.target(),
+            target: self.target,
             dtype: self.dtype,
-            message: if self.cpu.target() == Target::Amx {
-                "amx has bf16 kernels; use avx512 for other dtypes".to_owned()
-            } else {
-                "not in the registry".to_owned()
-            },
+            message: "not in the registry".to_owned(),
         }
     }
 }
@@ -101,7 +98,9 @@ impl Family {
                 message: format!("expected a power of two from 512 to 65536, got {chunk}"),
             })?,
         };
-        let mut lookup = Lookup { cpu, dtype, chunk, names: vec![] };
+        // Tiles multiply bf16 only; the other dtypes use the vectors of the same processor.
+        let target = if cpu.target() == Target::Amx && dtype != Dtype::Bf16 { Target::Avx512 } else { cpu.target() };
+        let mut lookup = Lookup { cpu, target, dtype, chunk, names: vec![] };
         let softmax_kernel = lookup.find("logits_softmax")?;
         let Entry::LogitsSoftmax(logits_softmax) = softmax_kernel.entry else {
             return Err(lookup.missing("logits_softmax"));

@@ -7,7 +7,7 @@ mod s_pass;
 mod t_pass;
 
 pub(crate) use family::{Family, LayerInputs};
-pub(crate) use rows::{FinishJob, Finished, ShardRows, TargetRows};
+pub(crate) use rows::{FinishJob, Finished, NO_REFERENCE, ShardRows, TargetRows};
 pub(crate) use s_pass::{SPass, Saved};
 pub(crate) use t_pass::TPass;
 

@@ -10,9 +10,6 @@ use std::ptr;
 use std::sync::Mutex;
 use vocabfuse_kernels::abi;
 
-/// Vocabulary rows of one task: their Q for a block of tokens and their packed W stay in L2.
-const TASK_ROWS: usize = 256;
-
 /// Inputs of pass T on one shard. Arrays per token are padded to whole panels.
 pub(crate) struct TPass<'a> {
     /// X `[N, H]`.
@@ -41,7 +38,7 @@ struct Task {
 pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize, saved: bool) -> usize {
     let geometry = &family.geometry;
     let (padded, width) = (tokens.next_multiple_of(geometry.panel), family.padded_hidden(hidden));
-    let rows = TASK_ROWS.next_multiple_of(geometry.row_block);
+    let rows = geometry.grad_rows;
     let packed = if saved { 0 } else { rows * width * geometry.packed_vocabulary };
     let x = padded * width * geometry.packed_token * if saved { 1 } else { 2 };
     x + ((geometry.grad_scratch)(rows, width) + packed) * cpu.threads()
@@ -89,7 +86,7 @@ impl Cpu {
         let (tokens, hidden) = (pass.rows.len(), pass.x.columns());
         let panels = tokens.div_ceil(geometry.panel);
         let (padded, width) = (panels * geometry.panel, family.padded_hidden(hidden));
-        let rows = TASK_ROWS.next_multiple_of(geometry.row_block);
+        let rows = geometry.grad_rows;
         let recompute = pass.saved.is_none();
 
         let x_grad = self.pack_tokens(family, family.pack_tokens_grad, pass.x, pass.rows);

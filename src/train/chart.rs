@@ -1,0 +1,87 @@
+//! The losses as a table and as a picture.
+
+use super::{Step, TrainError};
+use plotters::prelude::*;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Writes loss.csv and loss.svg into a folder, which is made if missing.
+///
+/// # Errors
+/// [`TrainError::Io`] or [`TrainError::Chart`] if they cannot be written.
+pub fn write(folder: &Path, steps: &[Step]) -> Result<(), TrainError> {
+    std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
+    for (name, text) in [("loss.csv", table(steps)), ("loss.svg", picture(steps)?)] {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(TrainError::io(&path))?;
+    }
+    Ok(())
+}
+
+fn table(steps: &[Step]) -> String {
+    let mut text = String::from("step,loss,reference_loss,difference\n");
+    for (i, s) in steps.iter().enumerate() {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{i},{},{},{:e}", s.loss, s.reference_loss, s.loss - s.reference_loss);
+    }
+    text
+}
+
+fn picture(steps: &[Step]) -> Result<String, TrainError> {
+    let failed = |e: &dyn std::fmt::Display| TrainError::Chart(e.to_string());
+    let all = || steps.iter().flat_map(|s| [s.loss, s.reference_loss]).filter(|l| l.is_finite());
+    let (low, high) = all().fold((f64::MAX, f64::MIN), |(low, high), l| (low.min(l), high.max(l)));
+    let range = if low <= high { low.floor()..high.ceil().max(low.floor() + 1.0) } else { 0.0..1.0 };
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, (800, 480)).into_drawing_area();
+        area.fill(&WHITE).map_err(|e| failed(&e))?;
+        let mut chart = ChartBuilder::on(&area)
+            .caption("Training loss (nats per token)", ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(44)
+            .build_cartesian_2d(0..steps.len().max(2) - 1, range)
+            .map_err(|e| failed(&e))?;
+        chart.configure_mesh().x_desc("step").light_line_style(TRANSPARENT).draw().map_err(|e| failed(&e))?;
+        // The reference is wide and pale, so that a curve on top of it leaves both to be seen.
+        let lines: [(&str, ShapeStyle, fn(&Step) -> f64); 2] = [
+            ("plain f32, one rank", RGBColor(240, 170, 90).stroke_width(5), |s| s.reference_loss),
+            ("vocabfuse", RGBColor(20, 70, 140).stroke_width(2), |s| s.loss),
+        ];
+        for (name, style, of) in lines {
+            let points = steps.iter().enumerate().map(|(i, s)| (i, of(s))).filter(|(_, l)| l.is_finite());
+            chart
+                .draw_series(LineSeries::new(points, style))
+                .map_err(|e| failed(&e))?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 20, y)], style));
+        }
+        chart
+            .configure_series_labels()
+            .border_style(BLACK)
+            .background_style(WHITE)
+            .draw()
+            .map_err(|e| failed(&e))?;
+        area.present().map_err(|e| failed(&e))?;
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn both_files_are_written() {
+        let step = |loss| Step { loss, reference_loss: loss + 0.5, time: Duration::ZERO, reference_time: Duration::ZERO };
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("new");
+        write(&out, &[step(2.0), step(1.5), step(f64::NAN)]).unwrap();
+        let csv = std::fs::read_to_string(out.join("loss.csv")).unwrap();
+        assert!(csv.starts_with("step,loss,reference_loss,difference\n0,2,2.5,-5e-1\n"), "{csv}");
+        let svg = std::fs::read_to_string(out.join("loss.svg")).unwrap();
+        assert!(svg.starts_with("<svg") && svg.contains("vocabfuse") && svg.trim_end().ends_with("</svg>"));
+    }
+}

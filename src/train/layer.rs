@@ -1,0 +1,186 @@
+//! The vocabulary layer of the model, in its two forms.
+
+use super::{Config, TrainError};
+use vocabfuse::plain::Composition;
+use vocabfuse::problem::{self, Options, Outputs, Problem};
+use vocabfuse::ranks::{each, split_rows};
+use vocabfuse::tensors::Elements;
+use vocabfuse::{
+    Batch, Cpu, CrossEntropy, Dtype, Error, Gradients, Local, Matrix, OutputLayer, Reduction, Shard, ShardLayout, Upstream,
+    WeightGrad,
+};
+
+/// Hidden states and targets of one microbatch.
+pub struct LayerBatch<'a> {
+    /// X, `[N, H]`.
+    pub x: &'a [f32],
+    /// Targets, `[N]`.
+    pub targets: &'a [i64],
+}
+
+/// A vocabulary layer with a summed loss.
+pub trait VocabularyLayer {
+    /// Runs the microbatches of a step with the weight `w` `[V, H]`, adds its gradient to `dw`, and returns the loss.
+    /// Calls `on_dx` with the number of each microbatch and the gradient of its X.
+    ///
+    /// # Errors
+    /// [`TrainError`] if the layer refuses its input.
+    fn step(
+        &mut self,
+        w: &[f32],
+        batches: &[LayerBatch<'_>],
+        dw: &mut [f32],
+        on_dx: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<f64, TrainError>;
+}
+
+/// Passes S, C1 and T over the ranks of this process.
+pub struct Fused {
+    layers: Vec<OutputLayer>,
+    layout: ShardLayout,
+    comms: Vec<Local>,
+    dtype: Dtype,
+    hidden: usize,
+}
+
+impl Fused {
+    /// A layer of `vocab` classes split over the ranks.
+    ///
+    /// # Errors
+    /// [`vocabfuse::Error`] if the options are unusable.
+    pub fn new(cpu: &Cpu, vocab: usize, config: &Config) -> Result<Fused, Error> {
+        let layout = ShardLayout::even(vocab, config.ranks)?;
+        let loss = CrossEntropy { reduction: Reduction::Sum, ..CrossEntropy::default() };
+        let layer = |rank| OutputLayer::new(cpu, &layout, rank, loss, config.policy);
+        Ok(Fused {
+            layers: (0..config.ranks).map(layer).collect::<Result<_, _>>()?,
+            comms: Local::group(config.ranks),
+            layout,
+            dtype: config.dtype,
+            hidden: config.hidden,
+        })
+    }
+
+    /// Barriers that a rank has taken part in.
+    pub fn barriers(&self) -> u64 {
+        self.comms[0].counters().barriers
+    }
+
+    /// Passes S and C1 of a microbatch: its loss, the gradient of X, and each rank's ticket for pass T.
+    fn microbatch<'a>(&self, batch: Batch<'a>, w: Matrix<'a>) -> Result<MicrobatchResult<'a>, Error> {
+        let partials = each(self.layers.iter().collect(), |rank, layer: &OutputLayer| {
+            layer.s_pass(batch, Shard { weight: w.row_range(self.layout.range(rank))?, bias: None })
+        })?;
+        let work = partials.into_iter().zip(&self.comms).collect();
+        let done = each(work, |_, (partial, comm)| partial.start_combine(comm)?.wait())?;
+        let loss = f64::from(done[0].loss[0]);
+        let dx = done[0].dx.clone();
+        Ok(MicrobatchResult { loss, dx, tickets: done.into_iter().map(|d| d.weight_grad).collect() })
+    }
+}
+
+struct MicrobatchResult<'a> {
+    loss: f64,
+    dx: std::sync::Arc<Vec<f32>>,
+    tickets: Vec<WeightGrad<'a>>,
+}
+
+/// Operands in the layer's dtype; f32 is not copied.
+enum Operand<'a> {
+    Borrowed(&'a [f32]),
+    Rounded(Elements),
+}
+
+impl<'a> Operand<'a> {
+    fn new(values: &'a [f32], dtype: Dtype) -> Operand<'a> {
+        if dtype == Dtype::F32 {
+            return Operand::Borrowed(values);
+        }
+        Operand::Rounded(Elements::from_f32(values.to_vec(), dtype))
+    }
+
+    fn matrix(&self, columns: usize) -> Result<Matrix<'_>, Error> {
+        match self {
+            Operand::Borrowed(values) => Matrix::new(values, values.len() / columns, columns),
+            Operand::Rounded(elements) => elements.matrix(elements.len() / columns, columns),
+        }
+    }
+}
+
+impl VocabularyLayer for Fused {
+    fn step(
+        &mut self,
+        w: &[f32],
+        batches: &[LayerBatch<'_>],
+        dw: &mut [f32],
+        on_dx: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<f64, TrainError> {
+        let w = Operand::new(w, self.dtype);
+        let w = w.matrix(self.hidden)?;
+        let xs: Vec<Operand<'_>> = batches.iter().map(|b| Operand::new(b.x, self.dtype)).collect();
+        let mut tickets: Vec<Vec<WeightGrad<'_>>> = self.layers.iter().map(|_| vec![]).collect();
+        let mut loss = 0.0;
+        for (i, (x, batch)) in xs.iter().zip(batches).enumerate() {
+            let batch = Batch { x: x.matrix(self.hidden)?, targets: batch.targets, upstream: None };
+            let result = self.microbatch(batch, w)?;
+            loss += result.loss;
+            on_dx(i, &result.dx);
+            tickets.iter_mut().zip(result.tickets).for_each(|(of_rank, ticket)| of_rank.push(ticket));
+        }
+        // Pass T of all microbatches, at the end of the step.
+        let shards = split_rows(dw, self.hidden, (0..self.layers.len()).map(|r| self.layout.range(r)));
+        each(tickets.into_iter().zip(shards).collect(), |rank, (tickets, dw): (Vec<WeightGrad<'_>>, &mut [f32])| {
+            tickets.into_iter().try_for_each(|ticket| {
+                self.layers[rank].t_pass(ticket, Gradients { dw: &mut *dw, dbias: None }, Upstream::One)
+            })
+        })?;
+        Ok(loss)
+    }
+}
+
+/// The plain composition in f32: one rank, materialised logits of the whole step.
+pub struct Plain {
+    composition: Composition,
+    out: Outputs<f32>,
+    hidden: usize,
+}
+
+impl Plain {
+    /// A layer with hidden size `hidden`.
+    pub fn new(hidden: usize) -> Plain {
+        Plain { composition: Composition::new(Dtype::F32), out: Outputs::default(), hidden }
+    }
+}
+
+impl VocabularyLayer for Plain {
+    fn step(
+        &mut self,
+        w: &[f32],
+        batches: &[LayerBatch<'_>],
+        dw: &mut [f32],
+        on_dx: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<f64, TrainError> {
+        let x: Vec<f32> = batches.iter().flat_map(|b| b.x).copied().collect();
+        let targets: Vec<i64> = batches.iter().flat_map(|b| b.targets).copied().collect();
+        let problem = Problem {
+            x: &x,
+            w,
+            targets: &targets,
+            bias: None,
+            upstream: None,
+            hidden: self.hidden,
+            vocab: w.len() / self.hidden,
+            options: Options { reduction: problem::Reduction::Sum, ..Options::default() },
+        };
+        self.composition.input_gradient(&problem, &mut self.out)?;
+        self.composition.weight_gradient(&problem, &mut self.out)?;
+        let mut dx = self.out.dx.as_slice();
+        for (i, batch) in batches.iter().enumerate() {
+            let (part, rest) = dx.split_at(batch.x.len());
+            on_dx(i, part);
+            dx = rest;
+        }
+        dw.iter_mut().zip(&self.out.dw).for_each(|(to, from)| *to += from);
+        Ok(f64::from(self.out.loss[0]))
+    }
+}

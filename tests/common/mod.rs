@@ -1,0 +1,242 @@
+//! One cross-entropy problem, run through the layer on every rank and through the f64 reference.
+#![allow(dead_code)] // Each test crate uses a part of it.
+
+use half::{bf16, f16};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use vocabfuse::problem::{self, Outputs, Problem};
+use vocabfuse::{plain, reference};
+use vocabfuse_runtime::{
+    Batch, Counters, Cpu, CrossEntropy, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy, Reduction,
+    Shard, ShardLayout, Target, Upstream,
+};
+
+/// A problem of random tensors, and how to run it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub tokens: usize,
+    pub hidden: usize,
+    pub vocab: usize,
+    /// Bounds of the shards.
+    pub bounds: Vec<usize>,
+    pub dtype: Dtype,
+    pub policy: Policy,
+    pub loss: CrossEntropy,
+    pub bias: bool,
+    pub upstream: bool,
+    /// Standard deviation of the logits.
+    pub spread: f32,
+    pub seed: u64,
+}
+
+impl Case {
+    pub fn new(tokens: usize, hidden: usize, vocab: usize) -> Case {
+        Case {
+            tokens,
+            hidden,
+            vocab,
+            bounds: vec![0, vocab],
+            dtype: Dtype::F32,
+            policy: Policy::default(),
+            loss: CrossEntropy::default(),
+            bias: false,
+            upstream: false,
+            spread: 1.0,
+            seed: 1,
+        }
+    }
+}
+
+/// The tensors of a case, already rounded to its dtype.
+#[derive(Clone, Debug)]
+pub struct Tensors {
+    pub x: Vec<f32>,
+    pub w: Vec<f32>,
+    pub targets: Vec<i64>,
+    pub bias: Option<Vec<f32>>,
+    pub upstream: Option<Vec<f32>>,
+}
+
+impl Tensors {
+    pub fn random(case: &Case) -> Tensors {
+        let mut rng = ChaCha8Rng::seed_from_u64(case.seed);
+        let mut values = |count: usize, scale: f32| -> Vec<f32> {
+            let mut values: Vec<f32> = (0..count)
+                .map(|_| (0..4).map(|_| rng.random_range(-1.0f32..1.0)).sum::<f32>() * 0.866 * scale)
+                .collect();
+            plain::round(&mut values, case.dtype);
+            values
+        };
+        let scale = case.spread / (case.hidden.max(1) as f32).sqrt();
+        let x = values(case.tokens * case.hidden, 1.0);
+        let w = values(case.vocab * case.hidden, scale);
+        let bias = case.bias.then(|| values(case.vocab, 0.5));
+        let upstream = case.upstream.then(|| values(case.tokens, 1.0));
+        let targets = (0..case.tokens)
+            .map(|i| match case.loss.ignore_index {
+                Some(ignored) if i % 5 == 3 => ignored,
+                _ => rng.random_range(0..case.vocab.max(1) as i64),
+            })
+            .collect();
+        Tensors { x, w, targets, bias, upstream }
+    }
+}
+
+/// Outputs of the layer, with what every rank communicated and the kernels used.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub out: Outputs<f32>,
+    pub counters: Vec<Counters>,
+    pub kernels: Vec<&'static str>,
+}
+
+fn convert<T: Element>(values: &[f32], from: fn(f32) -> T) -> Vec<T> {
+    values.iter().map(|v| from(*v)).collect()
+}
+
+/// Runs S, C1 and T on every rank of the case. dW and dbias begin at zero.
+pub fn run(cpu: &Cpu, case: &Case, tensors: &Tensors) -> Result<Run, Error> {
+    match case.dtype {
+        Dtype::F32 => run_as::<f32>(cpu, case, tensors, |v| v),
+        Dtype::Bf16 => run_as::<bf16>(cpu, case, tensors, bf16::from_f32),
+        Dtype::F16 => run_as::<f16>(cpu, case, tensors, f16::from_f32),
+    }
+}
+
+fn run_as<T: Element>(cpu: &Cpu, case: &Case, tensors: &Tensors, from: fn(f32) -> T) -> Result<Run, Error> {
+    let layout = ShardLayout::from_bounds(&case.bounds)?;
+    // Rows lie apart, and what lies between them is poison.
+    let (x_stride, w_stride) = (case.hidden + 3, case.hidden + 1);
+    let spread = |values: &[f32], rows: usize, stride: usize| -> Vec<f32> {
+        let mut out = vec![f32::NAN; rows * stride];
+        for row in 0..rows {
+            out[row * stride..][..case.hidden].copy_from_slice(&values[row * case.hidden..][..case.hidden]);
+        }
+        out
+    };
+    let x = convert(&spread(&tensors.x, case.tokens, x_stride), from);
+    let w = convert(&spread(&tensors.w, case.vocab, w_stride), from);
+    let x = Matrix::with_stride(&x, case.tokens, case.hidden, x_stride)?;
+    let w = Matrix::with_stride(&w, case.vocab, case.hidden, w_stride)?;
+    let mut dw = vec![0.0; case.vocab * case.hidden];
+    let mut dbias = tensors.bias.as_ref().map(|b| vec![0.0; b.len()]);
+
+    let ranges: Vec<_> = (0..layout.ranks()).map(|r| layout.range(r)).collect();
+    let dw_parts = vocabfuse::ranks::split_rows(&mut dw, case.hidden, ranges.iter().cloned());
+    let dbias_parts: Vec<Option<&mut [f32]>> = match &mut dbias {
+        Some(d) => vocabfuse::ranks::split_rows(d, 1, ranges.iter().cloned()).into_iter().map(Some).collect(),
+        None => ranges.iter().map(|_| None).collect(),
+    };
+    let items: Vec<_> = Local::group(layout.ranks()).into_iter().zip(dw_parts).zip(dbias_parts).collect();
+    let results = vocabfuse::ranks::each(items, |rank, ((comm, dw), dbias)| {
+        let layer = OutputLayer::new(cpu, &layout, rank, case.loss, case.policy)?;
+        let range = layout.range(rank);
+        let batch = Batch { x, targets: &tensors.targets, upstream: tensors.upstream.as_deref() };
+        let shard = Shard { weight: w.row_range(range.clone())?, bias: tensors.bias.as_deref().map(|b| &b[range]) };
+        let partial = layer.s_pass(batch, shard)?;
+        let kernels = partial.kernels();
+        let done = partial.start_combine(&comm)?.wait()?;
+        layer.t_pass(done.weight_grad, Gradients { dw, dbias }, Upstream::One)?;
+        let (loss, lse, dx) = (done.loss, done.lse, done.dx);
+        Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels))
+    })?;
+    let (loss, lse, dx, _, kernels) = results[0].clone();
+    for (other_loss, other_lse, other_dx, ..) in &results {
+        assert!(same(&loss, other_loss) && same(&lse, other_lse) && same(&dx, other_dx), "ranks got different results");
+    }
+    let counters = results.iter().map(|r| r.3).collect();
+    Ok(Run { out: Outputs { loss, lse, dx: dx.to_vec(), dw, dbias }, counters, kernels })
+}
+
+/// Equal bit for bit.
+pub fn same(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+fn options(loss: &CrossEntropy) -> problem::Options {
+    problem::Options {
+        logit_scale: f64::from(loss.logit_scale),
+        ignore_index: loss.ignore_index,
+        reduction: match loss.reduction {
+            Reduction::None => problem::Reduction::None,
+            Reduction::Sum => problem::Reduction::Sum,
+            Reduction::Mean => problem::Reduction::Mean,
+        },
+        normalizer: loss.normalizer.map(f64::from),
+    }
+}
+
+/// The same problem in f64.
+pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
+    let wide = |v: &[f32]| -> Vec<f64> { v.iter().map(|v| f64::from(*v)).collect() };
+    let (x, w) = (wide(&tensors.x), wide(&tensors.w));
+    let (bias, upstream) = (tensors.bias.as_deref().map(wide), tensors.upstream.as_deref().map(wide));
+    let problem = Problem {
+        x: &x,
+        w: &w,
+        targets: &tensors.targets,
+        bias: bias.as_deref(),
+        upstream: upstream.as_deref(),
+        hidden: case.hidden,
+        vocab: case.vocab,
+        options: options(&case.loss),
+    };
+    reference::cross_entropy(&problem).expect("the case is well-formed")
+}
+
+/// The same problem as a plain composition in the dtype of the case.
+pub fn composition(case: &Case, tensors: &Tensors) -> Outputs<f32> {
+    let problem = Problem {
+        x: &tensors.x,
+        w: &tensors.w,
+        targets: &tensors.targets,
+        bias: tensors.bias.as_deref(),
+        upstream: tensors.upstream.as_deref(),
+        hidden: case.hidden,
+        vocab: case.vocab,
+        options: options(&case.loss),
+    };
+    plain::cross_entropy(&problem, case.dtype).expect("the case is well-formed")
+}
+
+/// Checks every output: its error is at most twice that of the plain composition in the same dtype, and a floor.
+pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
+    let (truth, plain) = (truth(case, tensors), composition(case, tensors));
+    // A few roundings of f32: at tiny sizes the plain composition can be exact by luck.
+    let floor = 8.0 * f64::from(f32::EPSILON);
+    let one = |name: &str, got: &[f32], plain: &[f32], truth: &[f64]| {
+        let error = reference::largest_error(got, truth);
+        let allowed = 2.0 * reference::largest_error(plain, truth) + floor;
+        if error <= allowed { Ok(()) } else { Err(format!("{name}: error {error:e}, allowed {allowed:e} in {case:?}")) }
+    };
+    one("loss", &run.out.loss, &plain.loss, &truth.loss)?;
+    one("lse", &run.out.lse, &plain.lse, &truth.lse)?;
+    one("dx", &run.out.dx, &plain.dx, &truth.dx)?;
+    one("dw", &run.out.dw, &plain.dw, &truth.dw)?;
+    match (&run.out.dbias, &plain.dbias, &truth.dbias) {
+        (Some(got), Some(plain), Some(truth)) => one("dbias", got, plain, truth),
+        _ => Ok(()),
+    }
+}
+
+/// Every target that can run here.
+pub fn devices(threads: usize) -> Vec<Cpu> {
+    Cpu::available_targets()
+        .into_iter()
+        .map(|target| Cpu::with_target(target, Some(threads)).expect("the target is available"))
+        .collect()
+}
+
+/// AMX tiles: the machine's own, or emulated ones where the rest of the instructions are there.
+pub fn amx(threads: usize) -> Option<Cpu> {
+    if let Ok(cpu) = Cpu::with_target(Target::Amx, Some(threads)) {
+        return Some(cpu);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512bf16") && vocabfuse_amx_emulator::install().is_ok() {
+        // SAFETY: the emulator executes the tile instructions, the processor all others.
+        return unsafe { Cpu::with_target_unchecked(Target::Amx, Some(threads)) }.ok();
+    }
+    eprintln!("no AMX here, and no AVX-512 BF16 to emulate it on: AMX kernels are not run");
+    None
+}

@@ -1,0 +1,289 @@
+//! Odd rows and inputs: each test is an input that has broken an operator of this kind, with the right answer.
+
+mod common;
+
+use common::{Case, Tensors, amx, check, devices, run, same};
+use vocabfuse::reference::largest_error;
+use vocabfuse_runtime::{
+    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Save,
+    Shard, ShardLayout, Upstream,
+};
+
+const SAVES: [Save; 2] = [Save::Yes, Save::No];
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::Naive, Algorithm::One, Algorithm::Two];
+
+/// Every device, policy and dtype that a contract has to hold on.
+fn everywhere(case: &Case, test: impl Fn(&Cpu, &Case)) {
+    for cpu in devices(2).into_iter().chain(amx(2)) {
+        for save in SAVES {
+            for algorithm in ALGORITHMS {
+                for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+                    let emulated = cpu.target() == vocabfuse_runtime::Target::Amx;
+                    // Emulated tiles are slow: one dtype and one algorithm of them.
+                    if emulated && (dtype != Dtype::Bf16 || algorithm == Algorithm::Naive) {
+                        continue;
+                    }
+                    let policy = Policy { save, algorithm, ..case.policy };
+                    test(&cpu, &Case { policy, dtype, ..case.clone() });
+                }
+            }
+        }
+    }
+}
+
+fn two_ranks(case: Case) -> Case {
+    let bounds = vec![0, case.vocab / 3, case.vocab];
+    Case { bounds, ..case }
+}
+
+fn zero(values: &[f32]) -> bool {
+    values.iter().all(|v| *v == 0.0)
+}
+
+#[test]
+fn a_row_without_finite_logits_has_nan_loss_and_zero_gradients() {
+    let case = two_ranks(Case { loss: CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() }, ..Case::new(3, 16, 700) });
+    everywhere(&case, |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        tensors.targets = vec![1, 600, 2];
+        tensors.bias = Some(vec![f32::NEG_INFINITY; case.vocab]);
+        let out = run(cpu, case, &tensors).unwrap().out;
+        assert!(out.loss.iter().all(|l| l.is_nan()), "{}", cpu.name());
+        assert!(out.lse.iter().all(|l| *l == f32::NEG_INFINITY));
+        assert!(zero(&out.dx) && zero(&out.dw) && zero(&out.dbias.unwrap()), "{}", cpu.name());
+    });
+}
+
+#[test]
+fn one_finite_logit_has_loss_zero() {
+    // Whole chunks of -inf come before and after it.
+    let case = two_ranks(Case::new(2, 8, 2500));
+    everywhere(&case, |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        let mut bias = vec![f32::NEG_INFINITY; case.vocab];
+        bias[1700] = 0.5;
+        tensors.bias = Some(bias);
+        tensors.targets = vec![1700, 1700];
+        let out = run(cpu, case, &tensors).unwrap().out;
+        assert_eq!(out.loss, [0.0], "{}", cpu.name());
+        assert!(zero(&out.dx) && zero(&out.dw), "{}", cpu.name());
+    });
+}
+
+#[test]
+fn a_masked_target_has_infinite_loss_and_finite_gradients() {
+    let case = two_ranks(Case::new(2, 8, 100));
+    everywhere(&case, |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        let mut bias = vec![0.0; case.vocab];
+        bias[7] = f32::NEG_INFINITY;
+        tensors.bias = Some(bias);
+        tensors.targets = vec![7, 8];
+        let out = run(cpu, case, &tensors).unwrap().out;
+        assert_eq!(out.loss, [f32::INFINITY]);
+        assert!(out.dx.iter().chain(&out.dw).all(|v| v.is_finite()), "{}", cpu.name());
+    });
+}
+
+#[test]
+fn a_nan_logit_stays_in_its_row() {
+    let loss = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+    let case = two_ranks(Case { loss, ..Case::new(40, 24, 600) });
+    everywhere(&case, |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        tensors.targets = (0..40).collect();
+        let clean = run(cpu, case, &tensors).unwrap().out;
+        tensors.x[5 * case.hidden] = f32::NAN;
+        let out = run(cpu, case, &tensors).unwrap().out;
+        for row in 0..case.tokens {
+            let dx = |out: &vocabfuse::problem::Outputs<f32>| out.dx[row * case.hidden..][..case.hidden].to_vec();
+            if row == 5 {
+                assert!(out.loss[row].is_nan() && out.lse[row].is_nan() && dx(&out).iter().all(|v| v.is_nan()));
+            } else {
+                assert!(same(&out.loss[row..=row], &clean.loss[row..=row]) && same(&dx(&out), &dx(&clean)), "row {row}");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_infinite_logit_stays_in_its_row() {
+    let loss = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+    let case = Case { loss, ..Case::new(33, 8, 600) };
+    everywhere(&case, |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        tensors.w[100 * case.hidden] = 1.0;
+        tensors.targets = (0..33).collect();
+        tensors.x[4 * case.hidden] = f32::INFINITY;
+        let out = run(cpu, case, &tensors).unwrap().out;
+        assert!(out.loss[4].is_nan(), "{}", cpu.name());
+        assert!(out.loss.iter().enumerate().all(|(row, l)| row == 4 || l.is_finite()), "{}", cpu.name());
+    });
+}
+
+#[test]
+fn a_common_offset_changes_nothing() {
+    let case = two_ranks(Case { dtype: Dtype::F32, ..Case::new(58, 16, 700) });
+    for cpu in devices(1) {
+        for save in SAVES {
+            let case = Case { policy: Policy { save, ..case.policy }, ..case.clone() };
+            let mut tensors = Tensors::random(&case);
+            tensors.bias = Some(vec![0.0; case.vocab]);
+            let plain = run(&cpu, &case, &tensors).unwrap().out;
+            // 4096 + y loses twelve bits of y, and nothing else may be lost.
+            for offset in [4096.0, -4096.0] {
+                tensors.bias = Some(vec![offset; case.vocab]);
+                let out = run(&cpu, &case, &tensors).unwrap().out;
+                for (a, b) in [(&plain.loss, &out.loss), (&plain.dx, &out.dx), (&plain.dw, &out.dw)] {
+                    let error = largest_error(b, a);
+                    assert!(error < 5e-4, "{error:e} with offset {offset} on {}", cpu.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn panels_that_are_not_full_add_nothing() {
+    // The missing tokens of a panel see the bias alone; large ones once overflowed in them.
+    let case = two_ranks(Case { bias: true, ..Case::new(13, 16, 600) });
+    everywhere(&case, |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        for bias in [200.0, -200.0] {
+            tensors.bias = Some(vec![bias; case.vocab]);
+            let run = run(cpu, case, &tensors).unwrap();
+            check(case, &tensors, &run).unwrap();
+        }
+    });
+}
+
+#[test]
+fn near_certainty_keeps_relative_precision() {
+    // p(target) = 1 - 1e-5: a difference of rounded probabilities would have no digit left in bf16.
+    let case = Case { spread: 0.5, ..Case::new(20, 16, 600) };
+    everywhere(&case, |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        let mut bias = vec![0.0; case.vocab];
+        bias[3] = 18.0;
+        tensors.bias = Some(bias);
+        tensors.targets = vec![3; case.tokens];
+        let run = run(cpu, case, &tensors).unwrap();
+        let truth = common::truth(case, &tensors);
+        let rounding = match case.dtype {
+            Dtype::F32 => 2e-6,
+            _ => 1e-2,
+        };
+        for (name, got, want) in [("loss", &run.out.loss, &truth.loss), ("dx", &run.out.dx, &truth.dx), ("dw", &run.out.dw, &truth.dw)] {
+            let error = largest_error(got, want);
+            assert!(error < rounding, "{name}: {error:e} on {} with {:?}", cpu.name(), case.dtype);
+        }
+    });
+}
+
+#[test]
+fn growing_logits_repair_the_reference() {
+    // Every chunk is far above the one before it.
+    let case = Case { tokens: 9, ..Case::new(9, 8, 2600) };
+    everywhere(&case, |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        tensors.bias = Some((0..case.vocab).map(|v| (v / 400) as f32 * 30.0).collect());
+        tensors.targets = (0..9).map(|i| i * 280).collect();
+        let run = run(cpu, case, &tensors).unwrap();
+        check(case, &tensors, &run).unwrap();
+    });
+}
+
+#[test]
+fn ignored_tokens_count_for_nothing() {
+    let loss = |reduction, normalizer| CrossEntropy { reduction, normalizer, ignore_index: Some(3), logit_scale: 1.0 };
+    let cpu = Cpu::new(Some(2)).unwrap();
+    for (reduction, normalizer) in [(Reduction::None, None), (Reduction::Sum, None), (Reduction::Mean, None), (Reduction::Mean, Some(50.0))] {
+        // The ignored id lies within the vocabulary.
+        let case = two_ranks(Case { loss: loss(reduction, normalizer), upstream: true, ..Case::new(30, 20, 90) });
+        let mut tensors = Tensors::random(&case);
+        check(&case, &tensors, &run(&cpu, &case, &tensors).unwrap()).unwrap();
+
+        tensors.targets = vec![3; 30];
+        let out = run(&cpu, &case, &tensors).unwrap().out;
+        assert!(zero(&out.loss) && zero(&out.lse) && zero(&out.dx) && zero(&out.dw), "all ignored, {reduction}");
+    }
+}
+
+#[test]
+fn upstream_is_folded_in_before_the_sum_over_tokens() {
+    let loss = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+    let case = two_ranks(Case { loss, upstream: true, bias: true, ..Case::new(50, 20, 90) });
+    everywhere(&case, |cpu, case| {
+        let tensors = Tensors::random(case);
+        check(case, &tensors, &run(cpu, case, &tensors).unwrap()).unwrap();
+    });
+}
+
+#[test]
+fn many_tokens_and_few_classes() {
+    let case = Case { dtype: Dtype::Bf16, ..Case::new(8192, 128, 32) };
+    for save in SAVES {
+        let case = Case { policy: Policy { save, ..case.policy }, ..case.clone() };
+        let tensors = Tensors::random(&case);
+        check(&case, &tensors, &run(&Cpu::new(Some(2)).unwrap(), &case, &tensors).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn a_vocabulary_that_nothing_divides() {
+    let case = Case { bounds: vec![0, 25129, 50257], ..Case::new(5, 8, 50257) };
+    let tensors = Tensors::random(&case);
+    let cpu = Cpu::new(Some(2)).unwrap();
+    check(&case, &tensors, &run(&cpu, &case, &tensors).unwrap()).unwrap();
+}
+
+#[test]
+fn sizes_of_one_and_none() {
+    for (tokens, hidden, vocab, bounds) in
+        [(0, 4, 9, vec![0, 9]), (1, 1, 1, vec![0, 1]), (1, 1, 1, vec![0, 0, 1, 1]), (3, 1, 2, vec![0, 1, 2]), (0, 4, 9, vec![0, 0, 9])]
+    {
+        let case = Case { bounds, bias: true, ..Case::new(tokens, hidden, vocab) };
+        everywhere(&case, |cpu, case| {
+            let tensors = Tensors::random(case);
+            let run = run(cpu, case, &tensors).unwrap();
+            if case.dtype == Dtype::F32 {
+                return check(case, &tensors, &run).unwrap();
+            }
+            // With two classes the roundings of the plain composition cancel; measure by the terms of the sum instead.
+            let truth = common::truth(case, &tensors);
+            assert!(largest_error(&run.out.loss, &truth.loss) < 1e-5);
+            let largest = tensors.w.iter().chain(&tensors.x).fold(0.0f64, |m, v| m.max(f64::from(v.abs())));
+            for (got, want) in run.out.dx.iter().zip(&truth.dx).chain(run.out.dw.iter().zip(&truth.dw)) {
+                assert!((f64::from(*got) - want).abs() <= largest / 256.0, "{got} for {want} on {}", cpu.name());
+            }
+        });
+    }
+}
+
+#[test]
+fn padded_vocabulary_rows_have_no_mass_and_no_gradient() {
+    let (tokens, hidden, vocab) = (10, 12, 21);
+    let case = Case::new(tokens, hidden, vocab);
+    let tensors = Tensors::random(&case);
+    let expected = run(&Cpu::new(Some(1)).unwrap(), &case, &tensors).unwrap().out;
+    let layout = ShardLayout::padded(vocab, 2).unwrap();
+    assert_eq!((layout.stored(), layout.classes(0), layout.classes(1)), (24, 12, 9));
+    let mut w = tensors.w.clone();
+    w.resize(layout.stored() * hidden, f32::NAN);
+    let mut dw = vec![7.0f32; w.len()];
+    let parts = vocabfuse::ranks::split_rows(&mut dw, hidden, (0..2).map(|r| layout.range(r)));
+    let items: Vec<_> = Local::group(2).into_iter().zip(parts).collect();
+    vocabfuse::ranks::each(items, |rank, (comm, dw)| {
+        let layer = OutputLayer::new(&Cpu::new(Some(1))?, &layout, rank, CrossEntropy::default(), Policy::default())?;
+        let w = Matrix::new(&w, layout.stored(), hidden)?.row_range(layout.range(rank))?;
+        let x = Matrix::new(&tensors.x, tokens, hidden)?;
+        let partial = layer.s_pass(Batch { x, targets: &tensors.targets, upstream: None }, Shard { weight: w, bias: None })?;
+        let done = partial.start_combine(&comm)?.wait()?;
+        assert!(largest_error(&done.loss, &expected.loss) < 1e-6);
+        layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)
+    })
+    .unwrap();
+    let real: Vec<f32> = dw[..vocab * hidden].iter().map(|v| v - 7.0).collect();
+    assert!(largest_error(&real, &expected.dw) < 1e-5, "dW is added to what was there");
+    assert!(dw[vocab * hidden..].iter().all(|v| *v == 7.0), "padding is not touched");
+}
