@@ -69,11 +69,20 @@ fn faults_name_the_tensor_and_what_was_expected() {
     assert_eq!(message("w", f32s(&[6], &x)), "tensor w: shape [6]; expected [V, H]");
     assert_eq!(message("targets", i64s(&[0])), "tensor targets: shape [1]; expected [2], one value per row of x");
     assert_eq!(message("targets", f32s(&[2], &x[..2])), "tensor targets: dtype F32; expected I64 or I32");
-    assert_eq!(message("x", Raw { dtype: Stored::F64, shape: vec![2, 3], data: vec![0; 48] }), "tensor x: dtype F64; expected F32, BF16 or F16");
+    assert_eq!(
+        message("x", Raw { dtype: Stored::F64, shape: vec![2, 3], data: vec![0; 48] }),
+        "tensor x: dtype F64; expected F32, BF16 or F16"
+    );
     assert_eq!(message("bias", f32s(&[2], &x[..2])), "tensor bias: shape [2]; expected [1], one value per row of w");
-    assert_eq!(message("upstream", f32s(&[1], &[1.0])), "tensor upstream: shape [1]; expected [2], one value per row of x");
+    assert_eq!(
+        message("upstream", f32s(&[1], &[1.0])),
+        "tensor upstream: shape [1]; expected [2], one value per row of x"
+    );
     assert_eq!(message("w", f32s(&[1, 3], &[0.0, f32::NAN, 0.0])), "tensor w: NaN at position 1; expected numbers");
-    assert_eq!(message("wieght", f32s(&[1], &[0.0])), "tensor wieght: unknown; expected only x, w, targets, bias, upstream");
+    assert_eq!(
+        message("wieght", f32s(&[1], &[0.0])),
+        "tensor wieght: unknown; expected only x, w, targets, bias, upstream"
+    );
     let missing = read_bytes(&bytes(&good()[..2])).unwrap_err().to_string();
     assert_eq!(missing, "tensor targets: missing; expected shape [N]");
 }

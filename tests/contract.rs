@@ -5,8 +5,8 @@ mod common;
 use common::{Case, Tensors, amx, check, devices, run, same};
 use vocabfuse::reference::largest_error;
 use vocabfuse_runtime::{
-    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Save,
-    Shard, ShardLayout, Upstream,
+    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Save, Shard,
+    ShardLayout, Upstream,
 };
 
 const SAVES: [Save; 2] = [Save::Yes, Save::No];
@@ -42,7 +42,10 @@ fn zero(values: &[f32]) -> bool {
 
 #[test]
 fn a_row_without_finite_logits_has_nan_loss_and_zero_gradients() {
-    let case = two_ranks(Case { loss: CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() }, ..Case::new(3, 16, 700) });
+    let case = two_ranks(Case {
+        loss: CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() },
+        ..Case::new(3, 16, 700)
+    });
     everywhere(&case, |cpu, case| {
         let mut tensors = Tensors::random(case);
         tensors.targets = vec![1, 600, 2];
@@ -100,7 +103,10 @@ fn a_nan_logit_stays_in_its_row() {
             if row == 5 {
                 assert!(out.loss[row].is_nan() && out.lse[row].is_nan() && dx(&out).iter().all(|v| v.is_nan()));
             } else {
-                assert!(same(&out.loss[row..=row], &clean.loss[row..=row]) && same(&dx(&out), &dx(&clean)), "row {row}");
+                assert!(
+                    same(&out.loss[row..=row], &clean.loss[row..=row]) && same(&dx(&out), &dx(&clean)),
+                    "row {row}"
+                );
             }
         }
     });
@@ -173,7 +179,9 @@ fn near_certainty_keeps_relative_precision() {
             Dtype::F32 => 2e-6,
             _ => 1e-2,
         };
-        for (name, got, want) in [("loss", &run.out.loss, &truth.loss), ("dx", &run.out.dx, &truth.dx), ("dw", &run.out.dw, &truth.dw)] {
+        for (name, got, want) in
+            [("loss", &run.out.loss, &truth.loss), ("dx", &run.out.dx, &truth.dx), ("dw", &run.out.dw, &truth.dw)]
+        {
             let error = largest_error(got, want);
             assert!(error < rounding, "{name}: {error:e} on {} with {:?}", cpu.name(), case.dtype);
         }
@@ -197,7 +205,9 @@ fn growing_logits_repair_the_reference() {
 fn ignored_tokens_count_for_nothing() {
     let loss = |reduction, normalizer| CrossEntropy { reduction, normalizer, ignore_index: Some(3), logit_scale: 1.0 };
     let cpu = Cpu::new(Some(2)).unwrap();
-    for (reduction, normalizer) in [(Reduction::None, None), (Reduction::Sum, None), (Reduction::Mean, None), (Reduction::Mean, Some(50.0))] {
+    for (reduction, normalizer) in
+        [(Reduction::None, None), (Reduction::Sum, None), (Reduction::Mean, None), (Reduction::Mean, Some(50.0))]
+    {
         // The ignored id lies within the vocabulary.
         let case = two_ranks(Case { loss: loss(reduction, normalizer), upstream: true, ..Case::new(30, 20, 90) });
         let mut tensors = Tensors::random(&case);
@@ -239,9 +249,13 @@ fn a_vocabulary_that_nothing_divides() {
 
 #[test]
 fn sizes_of_one_and_none() {
-    for (tokens, hidden, vocab, bounds) in
-        [(0, 4, 9, vec![0, 9]), (1, 1, 1, vec![0, 1]), (1, 1, 1, vec![0, 0, 1, 1]), (3, 1, 2, vec![0, 1, 2]), (0, 4, 9, vec![0, 0, 9])]
-    {
+    for (tokens, hidden, vocab, bounds) in [
+        (0, 4, 9, vec![0, 9]),
+        (1, 1, 1, vec![0, 1]),
+        (1, 1, 1, vec![0, 0, 1, 1]),
+        (3, 1, 2, vec![0, 1, 2]),
+        (0, 4, 9, vec![0, 0, 9]),
+    ] {
         let case = Case { bounds, bias: true, ..Case::new(tokens, hidden, vocab) };
         everywhere(&case, |cpu, case| {
             let tensors = Tensors::random(case);
@@ -277,7 +291,8 @@ fn padded_vocabulary_rows_have_no_mass_and_no_gradient() {
         let layer = OutputLayer::new(&Cpu::new(Some(1))?, &layout, rank, CrossEntropy::default(), Policy::default())?;
         let w = Matrix::new(&w, layout.stored(), hidden)?.row_range(layout.range(rank))?;
         let x = Matrix::new(&tensors.x, tokens, hidden)?;
-        let partial = layer.s_pass(Batch { x, targets: &tensors.targets, upstream: None }, Shard { weight: w, bias: None })?;
+        let partial =
+            layer.s_pass(Batch { x, targets: &tensors.targets, upstream: None }, Shard { weight: w, bias: None })?;
         let done = partial.start_combine(&comm)?.wait()?;
         assert!(largest_error(&done.loss, &expected.loss) < 1e-6);
         layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)

@@ -18,7 +18,14 @@ fn any_case() -> impl Strategy<Value = Case> {
     let spread = prop_oneof![Just(0.1f32), Just(1.0), Just(8.0)];
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
     (shape, cuts, (dtype, algorithm, save, chunk), (reduction, scale, spread), flags, any::<u64>()).prop_map(
-        |((tokens, hidden, vocab), cuts, (dtype, algorithm, save, chunk), (reduction, logit_scale, spread), flags, seed)| {
+        |(
+            (tokens, hidden, vocab),
+            cuts,
+            (dtype, algorithm, save, chunk),
+            (reduction, logit_scale, spread),
+            flags,
+            seed,
+        )| {
             let (bias, upstream, ignore) = flags;
             // Uneven cuts; equal ones give empty shards.
             let mut bounds: Vec<usize> = cuts.iter().map(|c| (c * (vocab + 1) as f64) as usize).collect();

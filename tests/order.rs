@@ -58,7 +58,8 @@ fn tickets_may_be_used_late_and_in_any_order() {
             for (i, batch) in batches.iter().enumerate() {
                 let x = Matrix::new(&batch.x, 20 + i, HIDDEN)?;
                 let weight = Matrix::new(&w, VOCAB, HIDDEN)?.row_range(layout.range(rank))?;
-                let partial = layer.s_pass(Batch { x, targets: &batch.targets, upstream: None }, Shard { weight, bias: None })?;
+                let partial =
+                    layer.s_pass(Batch { x, targets: &batch.targets, upstream: None }, Shard { weight, bias: None })?;
                 // The collective of this microbatch is under way while pass S of the next one runs.
                 merging.push(partial.start_combine(&comm)?);
             }
@@ -99,9 +100,7 @@ fn upstream_of_pass_t_may_come_late() {
 }
 
 /// Runs two ranks, each on its own inputs, and returns both results.
-fn two_ranks(
-    inputs: [(Tensors, CrossEntropy, usize); 2],
-) -> Vec<Result<Vec<f32>, Error>> {
+fn two_ranks(inputs: [(Tensors, CrossEntropy, usize); 2]) -> Vec<Result<Vec<f32>, Error>> {
     let layout = ShardLayout::from_bounds(&[0, 40, 90]).unwrap();
     let items: Vec<_> = Local::group(2).into_iter().zip(inputs).collect();
     each(items, |rank, (comm, (tensors, loss, tokens))| {
@@ -111,7 +110,8 @@ fn two_ranks(
             let rows = tensors.w.len() / HIDDEN;
             let weight = Matrix::new(&tensors.w, rows, HIDDEN)?;
             let weight = if rows == VOCAB { weight.row_range(layout.range(rank))? } else { weight };
-            let partial = layer.s_pass(Batch { x, targets: &tensors.targets, upstream: None }, Shard { weight, bias: None })?;
+            let partial =
+                layer.s_pass(Batch { x, targets: &tensors.targets, upstream: None }, Shard { weight, bias: None })?;
             Ok(partial.start_combine(&comm)?.wait()?.loss)
         };
         let result = run();
@@ -208,9 +208,18 @@ fn wrong_shapes_name_the_tensor() {
     let batch = Batch { x, targets: &t.targets, upstream: None };
     let good = Shard { weight: shard, bias: None };
     let cases = [
-        (message(batch, Shard { weight: full, bias: None }), "tensor w: expected the 40 rows 0..40 of rank 0, got 90 rows"),
-        (message(batch, Shard { weight: Matrix::new(&t.w[..40 * 8], 40, 8).unwrap(), bias: None }), "tensor w: expected 16 columns"),
-        (message(batch, Shard { weight: Matrix::new(&half_w, 40, HIDDEN).unwrap(), bias: None }), "tensor w: expected dtype f32, got bf16"),
+        (
+            message(batch, Shard { weight: full, bias: None }),
+            "tensor w: expected the 40 rows 0..40 of rank 0, got 90 rows",
+        ),
+        (
+            message(batch, Shard { weight: Matrix::new(&t.w[..40 * 8], 40, 8).unwrap(), bias: None }),
+            "tensor w: expected 16 columns",
+        ),
+        (
+            message(batch, Shard { weight: Matrix::new(&half_w, 40, HIDDEN).unwrap(), bias: None }),
+            "tensor w: expected dtype f32, got bf16",
+        ),
         (message(batch, Shard { bias: Some(&bias), ..good }), "tensor bias: expected 40 elements, got 39"),
         (message(Batch { targets: &t.targets[1..], ..batch }, good), "tensor targets: expected 20 elements, got 19"),
         (message(Batch { upstream: Some(&[1.0]), ..batch }, good), "tensor upstream: expected 20 elements, got 1"),

@@ -74,17 +74,9 @@ impl Memory {
             Base::Register(number) => registers.general(number),
             Base::Rip => registers.next_rip,
         };
-        let stride = self
-            .index
-            .map_or(0, |number| registers.general(number) << self.scale);
-        let address = base
-            .wrapping_add_signed(i64::from(self.displacement))
-            .wrapping_add(stride.wrapping_mul(rows));
-        if self.short {
-            address & 0xffff_ffff
-        } else {
-            address
-        }
+        let stride = self.index.map_or(0, |number| registers.general(number) << self.scale);
+        let address = base.wrapping_add_signed(i64::from(self.displacement)).wrapping_add(stride.wrapping_mul(rows));
+        if self.short { address & 0xffff_ffff } else { address }
     }
 }
 
@@ -222,18 +214,11 @@ pub(crate) fn decode(fetch: impl FnMut(u64) -> u8) -> Result<Instruction, Reject
     if cursor.taken > MAX_LENGTH {
         return Err(Rejection::Malformed("longer than 15 bytes"));
     }
-    Ok(Instruction {
-        operation,
-        length: cursor.taken,
-    })
+    Ok(Instruction { operation, length: cursor.taken })
 }
 
 /// Opcode 49.
-fn configuration<F: FnMut(u64) -> u8>(
-    cursor: &mut Cursor<F>,
-    vex: Vex,
-    short: bool,
-) -> Result<Operation, Rejection> {
+fn configuration<F: FnMut(u64) -> u8>(cursor: &mut Cursor<F>, vex: Vex, short: bool) -> Result<Operation, Rejection> {
     if vex.vvvv != 0 {
         return Err(Rejection::Malformed("reserved VEX.vvvv"));
     }
@@ -254,11 +239,7 @@ fn configuration<F: FnMut(u64) -> u8>(
 }
 
 /// Opcode 4B.
-fn movement<F: FnMut(u64) -> u8>(
-    cursor: &mut Cursor<F>,
-    vex: Vex,
-    short: bool,
-) -> Result<Operation, Rejection> {
+fn movement<F: FnMut(u64) -> u8>(cursor: &mut Cursor<F>, vex: Vex, short: bool) -> Result<Operation, Rejection> {
     if vex.vvvv != 0 {
         return Err(Rejection::Malformed("reserved VEX.vvvv"));
     }
@@ -269,11 +250,7 @@ fn movement<F: FnMut(u64) -> u8>(
     let tile = tile((modrm >> 3) & 7 | vex.extend_reg)?;
     let operand = memory(cursor, vex, short, modrm);
     match vex.pp {
-        PF2 | P66 => Ok(Operation::Load {
-            tile,
-            from: operand,
-            streaming: vex.pp == P66,
-        }),
+        PF2 | P66 => Ok(Operation::Load { tile, from: operand, streaming: vex.pp == P66 }),
         PF3 => Ok(Operation::Store { tile, to: operand }),
         _ => Err(Rejection::Malformed("reserved prefix of opcode 4B")),
     }
@@ -305,13 +282,8 @@ fn tile(number: u8) -> Result<TileId, Rejection> {
 /// The memory operand of a ModRM byte whose mod field is not 3.
 fn memory<F: FnMut(u64) -> u8>(cursor: &mut Cursor<F>, vex: Vex, short: bool, modrm: u8) -> Memory {
     let (mode, rm) = (modrm >> 6, modrm & 7);
-    let mut operand = Memory {
-        base: Base::Register(rm | vex.extend_base),
-        index: None,
-        scale: 0,
-        displacement: 0,
-        short,
-    };
+    let mut operand =
+        Memory { base: Base::Register(rm | vex.extend_base), index: None, scale: 0, displacement: 0, short };
     let mut wide_displacement = mode == 2;
     if rm == 4 {
         let sib = cursor.byte();

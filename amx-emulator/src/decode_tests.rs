@@ -53,21 +53,11 @@ const RBP: u8 = 5;
 const RDI: u8 = 7;
 
 fn at(base: u8, displacement: i32) -> Memory {
-    Memory {
-        base: Base::Register(base),
-        index: None,
-        scale: 0,
-        displacement,
-        short: false,
-    }
+    Memory { base: Base::Register(base), index: None, scale: 0, displacement, short: false }
 }
 
 fn indexed(base: u8, index: u8, scale: u8, displacement: i32) -> Memory {
-    Memory {
-        index: Some(index),
-        scale,
-        ..at(base, displacement)
-    }
+    Memory { index: Some(index), scale, ..at(base, displacement) }
 }
 
 fn t(number: u8) -> TileId {
@@ -75,29 +65,16 @@ fn t(number: u8) -> TileId {
 }
 
 fn load(tile: u8, from: Memory) -> Operation {
-    Operation::Load {
-        tile: t(tile),
-        from,
-        streaming: false,
-    }
+    Operation::Load { tile: t(tile), from, streaming: false }
 }
 
 fn load_t1(tile: u8, from: Memory) -> Operation {
-    Operation::Load {
-        tile: t(tile),
-        from,
-        streaming: true,
-    }
+    Operation::Load { tile: t(tile), from, streaming: true }
 }
 
 fn product_of(element: Element, tiles: [u8; 3]) -> Operation {
     let [accumulator, left, right] = tiles.map(t);
-    Operation::Product {
-        element,
-        accumulator,
-        left,
-        right,
-    }
+    Operation::Product { element, accumulator, left, right }
 }
 
 fn decode_bytes(bytes: &[u8]) -> Result<Instruction, Rejection> {
@@ -108,10 +85,7 @@ fn decode_bytes(bytes: &[u8]) -> Result<Instruction, Rejection> {
 fn whatever_the_assembler_emits() {
     let expected = [
         Operation::LoadConfig(at(RDI, 0)),
-        Operation::LoadConfig(Memory {
-            base: Base::Rip,
-            ..at(0, 0x1234)
-        }),
+        Operation::LoadConfig(Memory { base: Base::Rip, ..at(0, 0x1234) }),
         Operation::LoadConfig(at(12, 0)),
         Operation::LoadConfig(at(13, 0)),
         Operation::LoadConfig(at(RSP, 8)),
@@ -126,30 +100,12 @@ fn whatever_the_assembler_emits() {
         load(3, indexed(13, 12, 3, 0)),
         load(4, indexed(12, 13, 1, -64)),
         load(5, indexed(RSP, RBP, 1, 4096)),
-        load(
-            6,
-            Memory {
-                short: true,
-                ..indexed(RAX, RBX, 1, 0)
-            },
-        ),
-        load(
-            7,
-            Memory {
-                base: Base::None,
-                ..indexed(0, RBX, 2, 64)
-            },
-        ),
+        load(6, Memory { short: true, ..indexed(RAX, RBX, 1, 0) }),
+        load(7, Memory { base: Base::None, ..indexed(0, RBX, 2, 64) }),
         load_t1(6, indexed(RCX, RDX, 0, 1024)),
         load_t1(0, indexed(RBP, 15, 2, 0)),
-        Operation::Store {
-            tile: t(3),
-            to: indexed(RCX, RDX, 0, 64),
-        },
-        Operation::Store {
-            tile: t(7),
-            to: indexed(14, 8, 3, -129),
-        },
+        Operation::Store { tile: t(3), to: indexed(RCX, RDX, 0, 64) },
+        Operation::Store { tile: t(7), to: indexed(14, 8, 3, -129) },
         product_of(Element::Bf16, [0, 4, 6]),
         product_of(Element::Bf16, [7, 0, 1]),
         product_of(Element::Fp16, [1, 2, 3]),
@@ -203,34 +159,31 @@ fn other_instructions_are_foreign() {
 #[test]
 fn reserved_encodings_are_malformed() {
     for bytes in [
-        &[0xc4, 0xe2, 0xf8, 0x49, 0xc0][..],   // tilerelease with VEX.W
-        &[0xc4, 0xe2, 0x7c, 0x49, 0xc0],       // with VEX.L
-        &[0xc4, 0xe2, 0x70, 0x49, 0xc0],       // with vvvv
-        &[0xc4, 0xe2, 0x78, 0x49, 0xc1],       // with rm
-        &[0xc4, 0xc2, 0x78, 0x49, 0xc0],       // with VEX.B
-        &[0xc4, 0xe2, 0x78, 0x49, 0xc8],       // with reg
-        &[0xc4, 0x62, 0x7b, 0x49, 0xc0],       // tilezero tmm8
-        &[0xc4, 0xe2, 0x7b, 0x49, 0xc1],       // tilezero with rm
-        &[0xc4, 0xe2, 0x78, 0x49, 0x08],       // ldtilecfg with reg
-        &[0xc4, 0xe2, 0x7b, 0x49, 0x00],       // memory form with F2
-        &[0xc4, 0xe2, 0x7b, 0x4b, 0x08],       // tileloadd without SIB
-        &[0xc4, 0xe2, 0x7b, 0x4b, 0xc4],       // tileloadd from a register
-        &[0xc4, 0xe2, 0x73, 0x4b, 0x04, 0x20], // with vvvv
-        &[0xc4, 0xe2, 0x78, 0x4b, 0x04, 0x20], // without prefix
-        &[0xc4, 0x62, 0x7b, 0x4b, 0x04, 0x20], // into tmm8
+        &[0xc4, 0xe2, 0xf8, 0x49, 0xc0][..],         // tilerelease with VEX.W
+        &[0xc4, 0xe2, 0x7c, 0x49, 0xc0],             // with VEX.L
+        &[0xc4, 0xe2, 0x70, 0x49, 0xc0],             // with vvvv
+        &[0xc4, 0xe2, 0x78, 0x49, 0xc1],             // with rm
+        &[0xc4, 0xc2, 0x78, 0x49, 0xc0],             // with VEX.B
+        &[0xc4, 0xe2, 0x78, 0x49, 0xc8],             // with reg
+        &[0xc4, 0x62, 0x7b, 0x49, 0xc0],             // tilezero tmm8
+        &[0xc4, 0xe2, 0x7b, 0x49, 0xc1],             // tilezero with rm
+        &[0xc4, 0xe2, 0x78, 0x49, 0x08],             // ldtilecfg with reg
+        &[0xc4, 0xe2, 0x7b, 0x49, 0x00],             // memory form with F2
+        &[0xc4, 0xe2, 0x7b, 0x4b, 0x08],             // tileloadd without SIB
+        &[0xc4, 0xe2, 0x7b, 0x4b, 0xc4],             // tileloadd from a register
+        &[0xc4, 0xe2, 0x73, 0x4b, 0x04, 0x20],       // with vvvv
+        &[0xc4, 0xe2, 0x78, 0x4b, 0x04, 0x20],       // without prefix
+        &[0xc4, 0x62, 0x7b, 0x4b, 0x04, 0x20],       // into tmm8
         &[0x64, 0xc4, 0xe2, 0x7b, 0x4b, 0x04, 0x20], // fs:
-        &[0xc4, 0xe2, 0x0a, 0x5c, 0xc4],       // tdpbf16ps with tmm14
-        &[0xc4, 0xc2, 0x4a, 0x5c, 0xc4],       // with tmm12
-        &[0xc4, 0x62, 0x4a, 0x5c, 0xc4],       // into tmm8
-        &[0xc4, 0xe2, 0x4a, 0x5c, 0x04, 0x20], // from memory
-        &[0xc4, 0xe2, 0x48, 0x5c, 0xc4],       // without prefix
-        &[0xc4, 0xe2, 0x63, 0x5e, 0xca],       // tdpbssd
-        &[0xc4, 0xe2, 0x78, 0x6c, 0xca],       // tcmmrlfp16ps
+        &[0xc4, 0xe2, 0x0a, 0x5c, 0xc4],             // tdpbf16ps with tmm14
+        &[0xc4, 0xc2, 0x4a, 0x5c, 0xc4],             // with tmm12
+        &[0xc4, 0x62, 0x4a, 0x5c, 0xc4],             // into tmm8
+        &[0xc4, 0xe2, 0x4a, 0x5c, 0x04, 0x20],       // from memory
+        &[0xc4, 0xe2, 0x48, 0x5c, 0xc4],             // without prefix
+        &[0xc4, 0xe2, 0x63, 0x5e, 0xca],             // tdpbssd
+        &[0xc4, 0xe2, 0x78, 0x6c, 0xca],             // tcmmrlfp16ps
     ] {
-        assert!(
-            matches!(decode_bytes(bytes), Err(Rejection::Malformed(_))),
-            "{bytes:02x?}"
-        );
+        assert!(matches!(decode_bytes(bytes), Err(Rejection::Malformed(_))), "{bytes:02x?}");
     }
 }
 
@@ -243,31 +196,19 @@ fn length_limit_is_that_of_the_processor() {
         bytes
     };
     assert_eq!(decode_bytes(&padded(5)).map(|i| i.length), Ok(15));
-    assert!(matches!(
-        decode_bytes(&padded(6)),
-        Err(Rejection::Malformed(_))
-    ));
+    assert!(matches!(decode_bytes(&padded(6)), Err(Rejection::Malformed(_))));
 }
 
 #[test]
 fn addresses_wrap_like_registers() {
-    let mut registers = Registers {
-        general: [0; 16],
-        next_rip: 0x1000,
-    };
+    let mut registers = Registers { general: [0; 16], next_rip: 0x1000 };
     registers.general[usize::from(RAX)] = 0x10;
     registers.general[usize::from(RBX)] = u64::MAX; // a stride of -1, -8 when scaled
     let operand = indexed(RAX, RBX, 3, -0x20);
     assert_eq!(operand.address(&registers, 0), 0_u64.wrapping_sub(0x10));
     assert_eq!(operand.address(&registers, 3), 0_u64.wrapping_sub(0x28));
-    let short = Memory {
-        short: true,
-        ..operand
-    };
+    let short = Memory { short: true, ..operand };
     assert_eq!(short.address(&registers, 3), 0xffff_ffd8);
-    let relative = Memory {
-        base: Base::Rip,
-        ..at(0, -16)
-    };
+    let relative = Memory { base: Base::Rip, ..at(0, -16) };
     assert_eq!(relative.address(&registers, 1), 0xff0);
 }

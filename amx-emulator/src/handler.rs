@@ -58,13 +58,7 @@ fn has_native_amx() -> bool {
     }
     // SAFETY: this request takes no pointers and only widens what the process may execute. It fails
     // where the kernel does not know it.
-    unsafe {
-        libc::syscall(
-            libc::SYS_arch_prctl,
-            ARCH_REQ_XCOMP_PERM,
-            XFEATURE_XTILEDATA,
-        ) == 0
-    }
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
 fn install_handler() -> io::Result<()> {
@@ -115,10 +109,7 @@ extern "C" fn on_sigill(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         Err(Rejection::Foreign) => return pass_on(signal, info, context),
         Err(Rejection::Malformed(reason)) => die(reason, rip),
     };
-    let registers = Registers {
-        general: general_registers(gregs),
-        next_rip: rip.wrapping_add(instruction.length),
-    };
+    let registers = Registers { general: general_registers(gregs), next_rip: rip.wrapping_add(instruction.length) };
     // A handler of another signal that runs AMX code may have interrupted this one.
     if BUSY.replace(true) {
         die("AMX code interrupted the emulation of an instruction", rip);
@@ -140,11 +131,7 @@ extern "C" fn on_sigill(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 /// # Safety
 ///
 /// The processor must have FMA, and the memory operands must be accessible as the operation says.
-unsafe fn execute(
-    unit: &mut TileUnit,
-    operation: Operation,
-    registers: &Registers,
-) -> Result<(), Fault> {
+unsafe fn execute(unit: &mut TileUnit, operation: Operation, registers: &Registers) -> Result<(), Fault> {
     match operation {
         Operation::LoadConfig(from) => {
             let mut image = [0; CONFIG_BYTES];
@@ -166,11 +153,7 @@ unsafe fn execute(
             unit.zero(tile)?;
             add(|live| &live.tilezero, 1);
         }
-        Operation::Load {
-            tile,
-            from,
-            streaming,
-        } => {
+        Operation::Load { tile, from, streaming } => {
             // SAFETY: passed on to the caller.
             let bytes = unit.load(tile, |n, row| unsafe { read(&from, registers, n, row) })?;
             if streaming {
@@ -186,12 +169,7 @@ unsafe fn execute(
             add(|live| &live.tilestored, 1);
             add(|live| &live.bytes_stored, bytes);
         }
-        Operation::Product {
-            element,
-            accumulator,
-            left,
-            right,
-        } => {
+        Operation::Product { element, accumulator, left, right } => {
             // SAFETY: passed on to the caller.
             let work = unsafe { unit.multiply(element, accumulator, left, right)? };
             match element {
@@ -260,9 +238,7 @@ unsafe fn load_byte(address: u64) -> u8 {
 }
 
 fn register(gregs: &[i64; 23], place: c_int) -> u64 {
-    gregs
-        .get(place as usize)
-        .map_or(0, |&value| value.cast_unsigned())
+    gregs.get(place as usize).map_or(0, |&value| value.cast_unsigned())
 }
 
 /// The general registers in the order in which instructions number them, which differs from that of
@@ -313,8 +289,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         entry if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             // SAFETY: whoever registered `entry` with SA_SIGINFO gave it this signature.
             unsafe {
-                let entry: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
-                    std::mem::transmute(entry);
+                let entry: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = std::mem::transmute(entry);
                 entry(signal, info, context);
             }
         }

@@ -23,10 +23,7 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
-    pub(crate) const ZERO: Self = Self {
-        even: [0; 16],
-        odd: [0; 16],
-    };
+    pub(crate) const ZERO: Self = Self { even: [0; 16], odd: [0; 16] };
 
     pub(crate) fn widen(row: &[u8; 64], element: Element) -> Self {
         let widen = match element {

@@ -20,21 +20,14 @@ impl Line {
         let digits = (64 - value.leading_zeros()).div_ceil(4).max(1);
         for place in (0..digits).rev() {
             let digit = (value >> (4 * place)) as u8 & 15;
-            self.push(&[if digit < 10 {
-                b'0' + digit
-            } else {
-                b'a' + digit - 10
-            }]);
+            self.push(&[if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }]);
         }
     }
 }
 
 /// Says on standard error what is wrong with the instruction at `rip`, and aborts the process.
 pub(crate) fn die(reason: &str, rip: u64) -> ! {
-    let mut line = Line {
-        bytes: [0; 256],
-        used: 0,
-    };
+    let mut line = Line { bytes: [0; 256], used: 0 };
     line.push(b"AMX emulator: ");
     line.push(reason.as_bytes());
     line.push(b" (instruction at ");
@@ -53,10 +46,7 @@ mod tests {
     use super::Line;
 
     fn text(build: impl FnOnce(&mut Line)) -> String {
-        let mut line = Line {
-            bytes: [0; 256],
-            used: 0,
-        };
+        let mut line = Line { bytes: [0; 256], used: 0 };
         build(&mut line);
         String::from_utf8_lossy(&line.bytes[..line.used]).into_owned()
     }

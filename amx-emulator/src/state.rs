@@ -75,10 +75,7 @@ impl TileUnit {
     pub(crate) const INITIAL: Self = Self {
         configured: false,
         start_row: 0,
-        shapes: [Shape {
-            rows: 0,
-            row_bytes: 0,
-        }; TILES],
+        shapes: [Shape { rows: 0, row_bytes: 0 }; TILES],
         tiles: [[[0; ROW_BYTES]; ROWS]; TILES],
     };
 
@@ -99,10 +96,7 @@ impl TileUnit {
         }
         let (column_bytes, rest) = image[COLSB_AT..ROWS_AT].split_at(2 * TILES);
         let (rows, tail) = image[ROWS_AT..].split_at(TILES);
-        if [&image[2..COLSB_AT], rest, tail]
-            .iter()
-            .any(|bytes| bytes.iter().any(|&byte| byte != 0))
-        {
+        if [&image[2..COLSB_AT], rest, tail].iter().any(|bytes| bytes.iter().any(|&byte| byte != 0)) {
             return Err(Fault::Reserved);
         }
         let mut shapes = Self::INITIAL.shapes;
@@ -115,10 +109,7 @@ impl TileUnit {
             if (row_bytes == 0) != (rows == 0) {
                 return Err(Fault::HalfEmpty);
             }
-            *shape = Shape {
-                rows,
-                row_bytes: row_bytes as u8,
-            };
+            *shape = Shape { rows, row_bytes: row_bytes as u8 };
         }
         self.release();
         self.configured = true;
@@ -150,11 +141,7 @@ impl TileUnit {
     }
 
     /// TILELOADD and TILELOADDT1: `read(n, bytes)` fills row `n`. Returns the bytes read.
-    pub(crate) fn load(
-        &mut self,
-        tile: TileId,
-        mut read: impl FnMut(u64, &mut [u8]),
-    ) -> Result<u64, Fault> {
+    pub(crate) fn load(&mut self, tile: TileId, mut read: impl FnMut(u64, &mut [u8])) -> Result<u64, Fault> {
         let (start, rows, row_bytes) = self.span(tile)?;
         // What an instruction has to zero, the bytes outside the shape, is zero already. Rows before
         // the start survive from the interrupted attempt.
@@ -167,11 +154,7 @@ impl TileUnit {
     }
 
     /// TILESTORED: `write(n, bytes)` takes row `n`. Returns the bytes written.
-    pub(crate) fn store(
-        &mut self,
-        tile: TileId,
-        mut write: impl FnMut(u64, &[u8]),
-    ) -> Result<u64, Fault> {
+    pub(crate) fn store(&mut self, tile: TileId, mut write: impl FnMut(u64, &[u8])) -> Result<u64, Fault> {
         let (start, rows, row_bytes) = self.span(tile)?;
         let source = &self.tiles[tile.index()];
         for (n, row) in (0..).zip(&source[..rows]).skip(start) {
@@ -196,19 +179,11 @@ impl TileUnit {
         if accumulator == left || accumulator == right || left == right {
             return Err(Fault::SameTile);
         }
-        let (c, a, b) = (
-            self.element_shape(accumulator)?,
-            self.element_shape(left)?,
-            self.element_shape(right)?,
-        );
+        let (c, a, b) = (self.element_shape(accumulator)?, self.element_shape(left)?, self.element_shape(right)?);
         if c.rows != a.rows || c.row_bytes != b.row_bytes || a.row_bytes != b.rows * 4 {
             return Err(Fault::Shapes);
         }
-        let (rows, depth, row_bytes) = (
-            usize::from(c.rows),
-            usize::from(b.rows),
-            usize::from(c.row_bytes),
-        );
+        let (rows, depth, row_bytes) = (usize::from(c.rows), usize::from(b.rows), usize::from(c.row_bytes));
         let mut factor = [Pairs::ZERO; ROWS];
         for (pairs, row) in factor.iter_mut().zip(&self.tiles[right.index()]) {
             *pairs = Pairs::widen(row, element);
@@ -258,10 +233,6 @@ impl TileUnit {
         if self.start_row >= shape.rows {
             return Err(Fault::StartRow);
         }
-        Ok((
-            usize::from(self.start_row),
-            usize::from(shape.rows),
-            usize::from(shape.row_bytes),
-        ))
+        Ok((usize::from(self.start_row), usize::from(shape.rows), usize::from(shape.row_bytes)))
     }
 }

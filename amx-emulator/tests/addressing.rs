@@ -159,11 +159,7 @@ fn without_index_all_rows_are_the_first() {
 
 /// A page below 4 GiB with the bytes of `memory`: at `address`, or anywhere where that is zero.
 fn low_page(address: usize) -> usize {
-    let place = if address == 0 {
-        libc::MAP_32BIT
-    } else {
-        libc::MAP_FIXED_NOREPLACE
-    };
+    let place = if address == 0 { libc::MAP_32BIT } else { libc::MAP_FIXED_NOREPLACE };
     // SAFETY: a fresh private mapping, which replaces no other, filled over its whole length.
     unsafe {
         let page = libc::mmap(

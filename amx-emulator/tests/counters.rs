@@ -21,11 +21,7 @@ fn one_of_each() {
         asm!("tilezero tmm0", options(nostack));
         tile_load!("tmm1", buffer.as_ptr(), 64_usize);
         asm!("tileloaddt1 tmm2, [{} + {}]", in(reg) buffer.as_ptr(), in(reg) 64_usize, options(nostack));
-        asm!(
-            "tdpbf16ps tmm0, tmm1, tmm2",
-            "tdpbf16ps tmm0, tmm1, tmm2",
-            options(nostack)
-        );
+        asm!("tdpbf16ps tmm0, tmm1, tmm2", "tdpbf16ps tmm0, tmm1, tmm2", options(nostack));
         asm!("tdpfp16ps tmm0, tmm1, tmm2", options(nostack));
         tile_store!("tmm0", buffer.as_mut_ptr(), 64_usize);
         Config::stored();

@@ -18,7 +18,7 @@ const CASE: &str = "AMX_EMULATOR_CASE";
 /// Runs the case of this name in a process of its own.
 fn run(case: &str) -> Output {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .args(["--exact", "child", "--nocapture"])
         .env(CASE, case)
         .output()
         .unwrap()
@@ -49,10 +49,7 @@ fn set_handler(handler: usize, flags: i32) {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
         action.sa_flags = flags;
-        assert_eq!(
-            libc::sigaction(libc::SIGILL, &action, std::ptr::null_mut()),
-            0
-        );
+        assert_eq!(libc::sigaction(libc::SIGILL, &action, std::ptr::null_mut()), 0);
     }
 }
 
@@ -72,18 +69,15 @@ macro_rules! instruction {
     };
 }
 
+// The other tests run this one in a process of its own, with the name of a case; by itself it has nothing to do.
 #[test]
-#[ignore = "runs on behalf of the other tests"]
 fn child() {
     let Ok(case) = std::env::var(CASE) else {
         return;
     };
     // SAFETY: keeps the deaths to come from leaving core files.
     unsafe {
-        let none = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         libc::setrlimit(libc::RLIMIT_CORE, &none);
     }
     let step: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = step_over;
@@ -199,10 +193,7 @@ fn faults_abort_with_a_message() {
         ("product before configuration", "#UD: this thread has no"),
         ("after release", "#UD: this thread has no"),
         ("other thread", "#UD: this thread has no"),
-        (
-            "unused tile",
-            "#UD: the configuration gives this tile no rows",
-        ),
+        ("unused tile", "#UD: the configuration gives this tile no rows"),
         ("odd columns", "#UD: bytes per row"),
         ("start row", "#UD: start_row"),
         ("same tile", "#UD: the three tiles of a product"),
@@ -222,11 +213,7 @@ fn faults_abort_with_a_message() {
     ] {
         let output = run(case);
         let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(
-            output.status.signal(),
-            Some(libc::SIGABRT),
-            "{case}: {text}"
-        );
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{case}: {text}");
         let line = format!("AMX emulator: {message}");
         assert!(text.contains(&line), "{case}: {text}");
         assert!(text.contains("(instruction at 0x"), "{case}: {text}");
@@ -248,17 +235,9 @@ fn other_illegal_instructions_are_passed_on() {
     }
     for case in ["default", "ignored", "sent"] {
         let output = run(case);
-        assert_eq!(
-            output.status.signal(),
-            Some(libc::SIGILL),
-            "{case}: {output:?}"
-        );
+        assert_eq!(output.status.signal(), Some(libc::SIGILL), "{case}: {output:?}");
     }
-    for (case, code) in [
-        ("handler", 43),
-        ("old handler", 42),
-        ("ignored but sent", 44),
-    ] {
+    for (case, code) in [("handler", 43), ("old handler", 42), ("ignored but sent", 44)] {
         let output = run(case);
         assert_eq!(output.status.code(), Some(code), "{case}: {output:?}");
     }

@@ -20,12 +20,7 @@ fn moves_cover_exactly_the_configured_shape() {
     let mut random = Random(1);
     for (rows, colsb) in shapes() {
         Config::new([(rows as u8, colsb as u16); 8]).load();
-        let source: Tile = random
-            .bytes::<1024>()
-            .as_chunks::<64>()
-            .0
-            .try_into()
-            .unwrap();
+        let source: Tile = random.bytes::<1024>().as_chunks::<64>().0.try_into().unwrap();
         let background = 0x5a;
         let mut target: Tile = [[background; 64]; 16];
         // SAFETY: the tiles have at most 16 rows of 64 bytes, 64 bytes apart.
@@ -103,9 +98,7 @@ fn all_tiles_are_distinct_and_reconfiguration_clears_them() {
 fn configuration_reads_back() {
     emulated();
     // A fresh thread is unconfigured.
-    std::thread::spawn(|| assert_eq!(Config::stored(), Config::EMPTY))
-        .join()
-        .unwrap();
+    std::thread::spawn(|| assert_eq!(Config::stored(), Config::EMPTY)).join().unwrap();
     let mut config = Config::new(std::array::from_fn(|n| (n as u8 * 2, n as u16 * 9)));
     config.start_row = 3;
     config.load();
@@ -115,11 +108,7 @@ fn configuration_reads_back() {
     assert_eq!(Config::stored(), Config::EMPTY);
     config.load();
     // Palette 0 releases, whatever follows it.
-    Config {
-        palette: 0,
-        ..config
-    }
-    .load();
+    Config { palette: 0, ..config }.load();
     assert_eq!(Config::stored(), Config::EMPTY);
     // SAFETY: releasing twice is allowed.
     unsafe { asm!("tilerelease", options(nostack)) };
@@ -129,12 +118,7 @@ fn configuration_reads_back() {
 fn start_row_resumes_an_interrupted_move() {
     emulated();
     let mut random = Random(3);
-    let source: Tile = random
-        .bytes::<1024>()
-        .as_chunks::<64>()
-        .0
-        .try_into()
-        .unwrap();
+    let source: Tile = random.bytes::<1024>().as_chunks::<64>().0.try_into().unwrap();
     let mut config = Config::new([(9, 28); 8]);
     config.start_row = 4;
     config.load();
@@ -197,10 +181,7 @@ fn check_product(
     for m in 0..16 {
         for n in 0..16 {
             let (got, want) = (result[m][n], expected[m][n]);
-            assert!(
-                same(got, want),
-                "{shape:?} at {m},{n}: {got:e} not {want:e}"
-            );
+            assert!(same(got, want), "{shape:?} at {m},{n}: {got:e} not {want:e}");
         }
     }
 }
@@ -215,8 +196,7 @@ fn bf16_products_of_all_depths_and_many_shapes() {
     let mut random = Random(4);
     let every_depth = (1..=16).map(|depth| (16, depth, 16));
     let mut odd = Random(5);
-    let random_shapes =
-        (0..200).map(|_| (odd.within(1..=16), odd.within(1..=16), odd.within(1..=16)));
+    let random_shapes = (0..200).map(|_| (odd.within(1..=16), odd.within(1..=16), odd.within(1..=16)));
     for shape in every_depth.chain(random_shapes) {
         let c = grid(|| random.f32());
         let (a, b) = (grid(|| random.bf16()), grid(|| random.bf16()));
@@ -279,10 +259,7 @@ fn rounding_flushing_and_order() {
     let ulp = f32::EPSILON;
     // Ties go to the even neighbour.
     assert_eq!(single(1.0, [ulp / 2.0, 0.0], [1.0, 0.0]), 1.0);
-    assert_eq!(
-        single(1.0 + ulp, [ulp / 2.0, 0.0], [1.0, 0.0]),
-        1.0 + 2.0 * ulp
-    );
+    assert_eq!(single(1.0 + ulp, [ulp / 2.0, 0.0], [1.0, 0.0]), 1.0 + 2.0 * ulp);
     // The two halves of a pair meet before they meet the accumulator.
     assert_eq!(single(1.0, [ulp / 2.0, ulp / 2.0], [1.0, 1.0]), 1.0 + ulp);
     let huge = f32::exp2(100.0);
@@ -315,13 +292,7 @@ fn rounding_flushing_and_order() {
         grid[0][0] = bits;
         grid
     };
-    let result = run_product(
-        true,
-        (1, 1, 1),
-        &[[0.0; 16]; 16],
-        &one_by_one(1),
-        &one_by_one(1),
-    );
+    let result = run_product(true, (1, 1, 1), &[[0.0; 16]; 16], &one_by_one(1), &one_by_one(1));
     assert_eq!(result[0][0], f32::exp2(-48.0));
 }
 

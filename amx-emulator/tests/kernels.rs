@@ -68,13 +68,7 @@ unsafe fn product_32x32(
                 c = in(reg) c, s = in(reg) 128_usize, options(nostack),
             );
         } else {
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                options(nostack),
-            );
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack),);
         }
         asm!(
             "vpxor xmm8, xmm8, xmm8",
@@ -239,8 +233,7 @@ fn control_register_of_the_vector_unit_survives_and_is_not_consulted() {
     Config::full().load();
     // Sums of 32 products with 16 bits each: nearly all of them need rounding.
     let mut random = Random(42);
-    let mut buffer: [[u16; 512]; 2] =
-        std::array::from_fn(|_| std::array::from_fn(|_| random.bf16()));
+    let mut buffer: [[u16; 512]; 2] = std::array::from_fn(|_| std::array::from_fn(|_| random.bf16()));
     let mut control = [0_u32; 2];
     let mut run = |mode: u32| {
         // SAFETY: the tiles lie in `buffer`; the control register is restored before the end.
@@ -326,15 +319,7 @@ fn vector_and_mask_registers_survive() {
     }
     macro_rules! each_mask {
         ($line:ident) => {
-            concat!(
-                $line!(1),
-                $line!(2),
-                $line!(3),
-                $line!(4),
-                $line!(5),
-                $line!(6),
-                $line!(7)
-            )
+            concat!($line!(1), $line!(2), $line!(3), $line!(4), $line!(5), $line!(6), $line!(7))
         };
     }
     macro_rules! set_mask {

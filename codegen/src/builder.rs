@@ -33,7 +33,7 @@ pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
 impl Default for Builder {
     fn default() -> Builder {
         Builder {
-            targets: Target::ALL.to_vec(),
+            targets: Target::CPU.to_vec(),
             dtypes: Dtype::ALL.to_vec(),
             chunks: DEFAULT_CHUNKS.to_vec(),
             kernels: KernelKind::ALL.to_vec(),
@@ -136,7 +136,8 @@ impl Builder {
                 text += "#[cfg(target_arch = \"x86_64\")]\n";
             }
             let module = emit_module(target, &listed, true)?;
-            text += &format!("#[allow(non_snake_case, unused_variables, clippy::all)]\npub mod {target} {{\n{module}}}\n");
+            text +=
+                &format!("#[allow(non_snake_case, unused_variables, clippy::all)]\npub mod {target} {{\n{module}}}\n");
         }
         Ok(text)
     }

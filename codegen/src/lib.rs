@@ -5,10 +5,12 @@
 //! for whole sets of kernels, also from the build script of another crate.
 
 pub mod builder;
+pub mod compile;
 pub mod emit;
 pub mod error;
 pub mod loss;
 pub mod lower;
+pub mod manifest;
 pub mod plan;
 pub mod program;
 pub mod render;
@@ -18,4 +20,4 @@ pub use builder::Builder;
 pub use error::{Error, SpecError};
 pub use loss::{Loss, cross_entropy};
 pub use program::Program;
-pub use spec::{Dtype, KernelKind, KernelSpec, Target};
+pub use spec::{Dtype, KernelKind, KernelSpec, Precision, Target};

@@ -73,6 +73,31 @@ spelled! {
         Avx512 = "avx512",
         /// x86-64 with AMX bf16 tiles beside AVX-512 and its bf16 conversions; Linux.
         Amx = "amx",
+        /// NVIDIA GPUs of compute capability 8.0 and up: mma.sync, ldmatrix, cp.async.
+        Sm80 = "sm_80",
+    }
+}
+
+impl Target {
+    /// Targets whose kernels are Rust text.
+    pub const CPU: &[Target] = &[Target::Scalar, Target::Avx2, Target::Avx512, Target::Amx];
+
+    /// Targets whose kernels are CUDA text.
+    pub const CUDA: &[Target] = &[Target::Sm80];
+
+    /// Whether the kernels are CUDA text.
+    pub fn is_cuda(self) -> bool {
+        Target::CUDA.contains(&self)
+    }
+}
+
+spelled! {
+    /// How products of f32 are computed where the target has none of its own.
+    Precision, "precision" {
+        /// Factors rounded to tf32, eleven significant bits.
+        Tf32 = "tf32",
+        /// Factors as sums of two tf32 numbers, three products: almost that of f32.
+        Tf32x3 = "tf32x3",
     }
 }
 
@@ -87,12 +112,28 @@ spelled! {
         PackVocabulary = "pack_vocabulary",
         /// Pass S: logits, online softmax, A += E W.
         LogitsSoftmax = "logits_softmax",
+        /// Statistics of one chunk over its tiles, and E relative to one reference a row; CUDA.
+        ReduceStatistics = "reduce_statistics",
+        /// A += E W for one chunk; CUDA.
+        Accumulate = "accumulate",
         /// A as plain rows, for targets whose pass S lays it out otherwise.
         UnpackAccumulator = "unpack_accumulator",
         /// Pass T from saved values.
         WeightGradSaved = "weight_grad_saved",
         /// Pass T that recomputes the logits.
         WeightGradRecompute = "weight_grad_recompute",
+        /// Q of one chunk from recomputed logits; CUDA.
+        LogitsGradient = "logits_gradient",
+        /// Q of one chunk in place of saved E; CUDA.
+        SavedGradient = "saved_gradient",
+        /// Power of two that brings Q into the range of f16; CUDA.
+        GradientScale = "gradient_scale",
+        /// Flags of tiles that pass T may leave out; CUDA.
+        FilterTiles = "filter_tiles",
+        /// dW += transposed Q X for one chunk; CUDA.
+        WeightGrad = "weight_grad",
+        /// Gradient of a column input from the column sums of its tiles; CUDA.
+        ReduceColumns = "reduce_columns",
         /// Merge of two shards' statistics and A.
         Merge = "merge",
         /// Results and dX from merged statistics.
@@ -107,12 +148,75 @@ spelled! {
 impl KernelKind {
     /// Whether the text depends on the chunk.
     pub fn has_chunk(self) -> bool {
-        matches!(self, KernelKind::LogitsSoftmax | KernelKind::WeightGradSaved)
+        use KernelKind::{
+            Accumulate, LogitsGradient, LogitsSoftmax, ReduceStatistics, SavedGradient, WeightGrad, WeightGradSaved,
+        };
+        matches!(
+            self,
+            LogitsSoftmax
+                | ReduceStatistics
+                | Accumulate
+                | WeightGradSaved
+                | LogitsGradient
+                | SavedGradient
+                | WeightGrad
+        )
     }
 
     /// Whether the text holds row programs of a loss.
     pub fn has_loss(self) -> bool {
-        self.has_chunk() || matches!(self, KernelKind::WeightGradRecompute | KernelKind::Merge | KernelKind::Finish)
+        use KernelKind::{Finish, LogitsGradient, LogitsSoftmax, Merge, ReduceStatistics, SavedGradient};
+        use KernelKind::{WeightGradRecompute, WeightGradSaved};
+        let pass_s = matches!(self, LogitsSoftmax | ReduceStatistics | Merge | Finish);
+        pass_s || matches!(self, WeightGradSaved | WeightGradRecompute | LogitsGradient | SavedGradient)
+    }
+
+    /// Whether a CUDA target has the kernel.
+    pub fn on_cuda(self) -> bool {
+        use KernelKind::{
+            PackTokens, PackTokensGrad, PackVocabulary, UnpackAccumulator, WeightGradRecompute, WeightGradSaved,
+        };
+        !matches!(
+            self,
+            PackTokens | PackTokensGrad | PackVocabulary | UnpackAccumulator | WeightGradSaved | WeightGradRecompute
+        )
+    }
+
+    /// Whether only CUDA targets have the kernel.
+    pub fn only_cuda(self) -> bool {
+        use KernelKind::{
+            Accumulate, FilterTiles, GradientScale, LogitsGradient, ReduceColumns, ReduceStatistics, SavedGradient,
+        };
+        self == KernelKind::WeightGrad
+            || matches!(
+                self,
+                ReduceStatistics
+                    | Accumulate
+                    | LogitsGradient
+                    | SavedGradient
+                    | GradientScale
+                    | FilterTiles
+                    | ReduceColumns
+            )
+    }
+
+    /// Whether the kernel is a matrix product on a CUDA target.
+    pub fn is_product(self) -> bool {
+        matches!(
+            self,
+            KernelKind::LogitsSoftmax | KernelKind::Accumulate | KernelKind::LogitsGradient | KernelKind::WeightGrad
+        )
+    }
+
+    // What the tensors are made of does not matter to kernels that see only f32 values.
+    fn has_dtype(self, target: Target) -> bool {
+        use KernelKind::{FilterTiles, Merge, ReduceColumns};
+        match self {
+            // The AMX prelude has no f32 form.
+            Merge => target == Target::Amx,
+            FilterTiles | ReduceColumns => false,
+            _ => true,
+        }
     }
 }
 
@@ -136,6 +240,9 @@ pub struct KernelSpec {
     pub target: Target,
     /// Element type of X, W and saved values.
     pub dtype: Dtype,
+    /// How products of f32 are computed; only for matrix products of f32 on CUDA targets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<Precision>,
     /// Chunk of the vocabulary; only for kernels that depend on it.
     pub chunk: Option<usize>,
     /// Name of the loss; only for kernels that hold its programs.
@@ -148,35 +255,98 @@ impl KernelSpec {
     /// # Errors
     /// [`SpecError::Chunk`], or [`SpecError::Unsupported`] for a pair that no template covers.
     pub fn new(kernel: KernelKind, target: Target, dtype: Dtype, chunk: usize, loss: &str) -> Result<Self, SpecError> {
+        KernelSpec::with_precision(kernel, target, dtype, None, chunk, loss)
+    }
+
+    /// As [`KernelSpec::new`], with a precision for products of f32 on targets that have none of their own.
+    ///
+    /// # Errors
+    /// As [`KernelSpec::new`].
+    pub fn with_precision(
+        kernel: KernelKind,
+        target: Target,
+        dtype: Dtype,
+        precision: Option<Precision>,
+        chunk: usize,
+        loss: &str,
+    ) -> Result<Self, SpecError> {
         check_chunk(chunk)?;
-        let unsupported = |what: String, supported: &str| Err(SpecError::Unsupported { what, supported: supported.to_owned() });
-        if target == Target::Amx && dtype != Dtype::Bf16 {
-            return unsupported(format!("dtype {dtype} on target amx"), "dtype bf16; f32 and f16 run on avx512");
-        }
-        if kernel == KernelKind::UnpackAccumulator && target != Target::Amx {
-            return unsupported(format!("kernel {kernel} on target {target}"), "target amx; the others need no unpacking");
-        }
+        check_supported(kernel, target, dtype)?;
         Ok(KernelSpec {
             kernel,
             target,
-            // Statistics and A are f32 whatever the tensors are.
-            dtype: if kernel == KernelKind::Merge && target != Target::Amx { Dtype::F32 } else { dtype },
+            dtype: if kernel.has_dtype(target) { dtype } else { Dtype::F32 },
+            precision: check_precision(kernel, target, dtype, precision)?,
             chunk: kernel.has_chunk().then_some(chunk),
             loss: kernel.has_loss().then(|| loss.to_owned()),
         })
     }
 
-    /// The name: kernel, loss, dtype, chunk, target and tile, all that an expert needs to tell two kernels apart.
+    /// The name: kernel, loss, dtype, precision, chunk, target and tile, all that an expert needs to tell two kernels apart.
     pub fn name(&self) -> String {
-        let tile = crate::plan::cpu::tile(self.target);
         let mut name = format!("{}__", self.kernel);
         if let Some(loss) = &self.loss {
             name += &format!("{loss}_");
         }
         name += self.dtype.as_str();
+        if let Some(precision) = self.precision {
+            name += &format!("_{precision}");
+        }
         if let Some(chunk) = self.chunk {
             name += &format!("_c{chunk}");
         }
+        if self.target.is_cuda() {
+            // Names of CUDA kernels are C identifiers.
+            let target = self.target.as_str().replace('_', "");
+            return name + &format!("__{target}_{}", crate::plan::sm80::plan(self.kernel, self.dtype));
+        }
+        let tile = crate::plan::cpu::tile(self.target);
         name + &format!("__{}_m{}n{}", self.target, tile.rows, tile.panel)
+    }
+}
+
+fn unsupported<T>(what: String, supported: &str) -> Result<T, SpecError> {
+    Err(SpecError::Unsupported { what, supported: supported.to_owned() })
+}
+
+fn check_supported(kernel: KernelKind, target: Target, dtype: Dtype) -> Result<(), SpecError> {
+    if target == Target::Amx && dtype != Dtype::Bf16 {
+        return unsupported(format!("dtype {dtype} on target amx"), "dtype bf16; f32 and f16 run on avx512");
+    }
+    if kernel == KernelKind::UnpackAccumulator && target != Target::Amx {
+        return unsupported(format!("kernel {kernel} on target {target}"), "target amx; the others need no unpacking");
+    }
+    if target.is_cuda() && !kernel.on_cuda() || !target.is_cuda() && kernel.only_cuda() {
+        let has = |k: &KernelKind| if target.is_cuda() { k.on_cuda() } else { !k.only_cuda() };
+        let names: Vec<&str> = KernelKind::ALL.iter().filter(|k| has(k)).map(|k| k.as_str()).collect();
+        return unsupported(format!("kernel {kernel} on target {target}"), &names.join(", "));
+    }
+    if kernel == KernelKind::GradientScale && dtype != Dtype::F16 {
+        return unsupported(
+            format!("kernel {kernel} for dtype {dtype}"),
+            "dtype f16; the others have the range of f32",
+        );
+    }
+    Ok(())
+}
+
+// The precision that the text depends on.
+fn check_precision(
+    kernel: KernelKind,
+    target: Target,
+    dtype: Dtype,
+    precision: Option<Precision>,
+) -> Result<Option<Precision>, SpecError> {
+    let supported = "dtype bf16 or f16 without a precision, dtype f32 with precision tf32 or tf32x3";
+    match (target.is_cuda(), dtype, precision) {
+        (true, Dtype::F32, None) if kernel.is_product() => {
+            unsupported(format!("dtype f32 without a precision for {kernel} on target {target}"), supported)
+        }
+        (true, Dtype::F32, _) => Ok(precision.filter(|_| kernel.is_product())),
+        (true, _, Some(precision)) => unsupported(format!("precision {precision} for dtype {dtype}"), supported),
+        (false, _, Some(precision)) => {
+            unsupported(format!("precision {precision} on target {target}"), "no precision: products are exact")
+        }
+        (_, _, None) => Ok(None),
     }
 }

@@ -16,7 +16,10 @@ fn kernels_of_each_kind() {
     insta::assert_snapshot!("logits_softmax_avx512_bf16", text(KernelKind::LogitsSoftmax, Target::Avx512, Dtype::Bf16));
     insta::assert_snapshot!("logits_softmax_scalar_f32", text(KernelKind::LogitsSoftmax, Target::Scalar, Dtype::F32));
     insta::assert_snapshot!("weight_grad_saved_avx2_f16", text(KernelKind::WeightGradSaved, Target::Avx2, Dtype::F16));
-    insta::assert_snapshot!("weight_grad_recompute_avx512_f32", text(KernelKind::WeightGradRecompute, Target::Avx512, Dtype::F32));
+    insta::assert_snapshot!(
+        "weight_grad_recompute_avx512_f32",
+        text(KernelKind::WeightGradRecompute, Target::Avx512, Dtype::F32)
+    );
     insta::assert_snapshot!("merge_avx512", text(KernelKind::Merge, Target::Avx512, Dtype::F32));
     insta::assert_snapshot!("finish_avx2_bf16", text(KernelKind::Finish, Target::Avx2, Dtype::Bf16));
 }
@@ -57,9 +60,12 @@ fn bad_specifications_name_the_parameter() {
 #[test]
 fn template_assertions_and_undefined_names_are_errors() {
     let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, k_block => 128, vocabulary_block => 64, panel_block => 4, row_block => 1, grad_rows => 64 };
-    let prelude = |tile| render("cpu/prelude_scalar.rs.in", "demo", context! { version => "0", tile => tile, attribute => "" });
+    let prelude =
+        |tile| render("cpu/prelude_scalar.rs.in", "demo", context! { version => "0", tile => tile, attribute => "" });
     assert!(prelude(tile(8, 16)).is_ok());
-    let Error::Template { kernel, message } = prelude(tile(8, 12)).unwrap_err() else { panic!("expected a template error") };
+    let Error::Template { kernel, message } = prelude(tile(8, 12)).unwrap_err() else {
+        panic!("expected a template error")
+    };
     assert_eq!(kernel, "demo");
     assert!(message.contains("parameter panel: expected a multiple of lanes"), "{message}");
 

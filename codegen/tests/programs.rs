@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use vocabfuse_codegen::loss::{Loss, Merge};
-use vocabfuse_codegen::program::{Binary, Graph, Input, Op, Output, Program, ProgramError, Reduce, Shape, Tile, ValueId};
+use vocabfuse_codegen::program::{
+    Binary, Graph, Input, Op, Output, Program, ProgramError, Reduce, Shape, Tile, ValueId,
+};
 use vocabfuse_codegen::{Error, cross_entropy};
 
 #[test]
@@ -37,7 +39,8 @@ fn operands_come_first() {
 fn kinds_are_checked() {
     let ops = vec![input(Input::Logit), input(Input::ColumnId), Op::Binary(Binary::Add, A, B)];
     assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 2, .. })));
-    let ops = vec![input(Input::Logit), input(Input::ColumnId), Op::Compare(vocabfuse_codegen::program::Compare::Eq, A, B)];
+    let ops =
+        vec![input(Input::Logit), input(Input::ColumnId), Op::Compare(vocabfuse_codegen::program::Compare::Eq, A, B)];
     assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 2, .. })));
     let ops = vec![input(Input::Logit), Op::Select(A, A, A)];
     assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 1, .. })));

@@ -116,11 +116,7 @@ pub struct Location {
 impl std::fmt::Display for Location {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [x, y, z] = self.block;
-        write!(
-            f,
-            "PTX line {}, block ({x}, {y}, {z}), thread {}",
-            self.line, self.thread
-        )
+        write!(f, "PTX line {}, block ({x}, {y}, {z}), thread {}", self.line, self.thread)
     }
 }
 

@@ -50,7 +50,9 @@ pub struct Kernel {
     pub(crate) shared_limit: usize,
     pub(crate) local_size: usize,
     pub(crate) max_threads: Option<u32>,
-    pub(crate) registers: usize,
+    /// Widths in bits of the data registers.
+    pub(crate) registers: Vec<u32>,
+    /// Number of predicate registers.
     pub(crate) predicates: usize,
     pub(crate) specials: Vec<(Special, Reg)>,
     pub(crate) code: Vec<Instruction>,

@@ -107,17 +107,10 @@ fn bad_sources_and_destinations_are_faults() {
     let misaligned = |e| matches!(e, Some(LaunchError::Misaligned { .. }));
     assert!(out(one("cp.async.cg.shared.global [%r1], [%d3+512], 16;")));
     assert!(out(one("cp.async.cg.shared.global [%r1+4096], [%d3], 16;")));
-    assert!(misaligned(one(
-        "cp.async.cg.shared.global [%r1+4], [%d3], 16;"
-    )));
-    assert!(misaligned(one(
-        "cp.async.cg.shared.global [%r1], [%d3+8], 16;"
-    )));
+    assert!(misaligned(one("cp.async.cg.shared.global [%r1+4], [%d3], 16;")));
+    assert!(misaligned(one("cp.async.cg.shared.global [%r1], [%d3+8], 16;")));
     let long = one("cp.async.cg.shared.global [%r1], [%d3], 16, 17;");
     assert!(matches!(long, Some(LaunchError::Illegal { .. })));
     // No byte of the source is touched where none is read.
-    assert_eq!(
-        one("cp.async.cg.shared.global [%r1], [%d3+512], 16, 0;"),
-        None
-    );
+    assert_eq!(one("cp.async.cg.shared.global [%r1], [%d3+512], 16, 0;"), None);
 }

@@ -66,10 +66,7 @@ fn members_run_apart_from_other_lanes() {
     let input: Vec<u32> = (0..32).collect();
     let out = lanes(body, &input);
     for lane in 0..32 {
-        assert_eq!(
-            out[lane as usize],
-            if lane < 16 { lane ^ 2 } else { lane ^ 1 }
-        );
+        assert_eq!(out[lane as usize], if lane < 16 { lane ^ 2 } else { lane ^ 1 });
     }
 }
 
@@ -98,15 +95,9 @@ fn votes_count_lanes() {
     assert_eq!(lanes(ballot, &input), [0xffe0_0000; 32]);
     let negated = "setp.gt.u32 %p1, %r1, 20;\nvote.sync.ballot.b32 %r2, !%p1, -1;";
     assert_eq!(lanes(negated, &input), [0x001f_ffff; 32]);
-    for (quorum, bound, wanted) in [
-        ("all", 0, 1),
-        ("all", 1, 0),
-        ("any", 31, 1),
-        ("any", 32, 0),
-        ("uni", 0, 1),
-        ("uni", 32, 1),
-        ("uni", 5, 0),
-    ] {
+    for (quorum, bound, wanted) in
+        [("all", 0, 1), ("all", 1, 0), ("any", 31, 1), ("any", 32, 0), ("uni", 0, 1), ("uni", 32, 1), ("uni", 5, 0)]
+    {
         let body = format!(
             "setp.ge.u32 %p1, %r1, {bound};\nvote.sync.{quorum}.pred %p2, %p1, -1;\n\
              selp.u32 %r2, 1, 0, %p2;"
@@ -130,10 +121,7 @@ fn matches_and_reductions_agree_with_loops() {
     let input = Numbers::new(3).u32s(32);
     let signed = |x: &u32| *x as i32;
     let cases = [
-        (
-            "add.s32",
-            input.iter().fold(0u32, |a, &b| a.wrapping_add(b)),
-        ),
+        ("add.s32", input.iter().fold(0u32, |a, &b| a.wrapping_add(b))),
         ("max.u32", *input.iter().max().unwrap()),
         ("min.u32", *input.iter().min().unwrap()),
         ("max.s32", input.iter().map(signed).max().unwrap() as u32),

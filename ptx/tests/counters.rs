@@ -46,10 +46,7 @@ fn banks_serve_one_word_each_in_a_pass() {
         (16, 0, 4, 4),
     ] {
         let found = shared(bytes, stride);
-        assert_eq!(
-            found.transactions, transactions,
-            "{bytes} bytes, stride {stride}"
-        );
+        assert_eq!(found.transactions, transactions, "{bytes} bytes, stride {stride}");
         assert_eq!(found.ideal, ideal, "{bytes} bytes, stride {stride}");
         assert_eq!(found.conflicts(), transactions - ideal);
     }
@@ -57,25 +54,14 @@ fn banks_serve_one_word_each_in_a_pass() {
 
 /// Counters of a load of a word from byte `stride * lane + first`.
 fn global(stride: u32, first: u32) -> GlobalCounters {
-    let body = format!(
-        "mul.wide.u32 %d1, %tid, {stride};\nadd.s64 %d1, %d1, %in;\nld.global.u32 %r1, [%d1+{first}];"
-    );
-    let report = run_words(&body, &one_warp(), &vec![0; 2048], 1)
-        .unwrap()
-        .report;
+    let body = format!("mul.wide.u32 %d1, %tid, {stride};\nadd.s64 %d1, %d1, %in;\nld.global.u32 %r1, [%d1+{first}];");
+    let report = run_words(&body, &one_warp(), &vec![0; 2048], 1).unwrap().report;
     report.global
 }
 
 #[test]
 fn sectors_are_counted_once_per_request() {
-    for (stride, first, sectors) in [
-        (4, 0, 4),
-        (4, 4, 5),
-        (0, 0, 1),
-        (8, 0, 8),
-        (32, 0, 32),
-        (128, 0, 32),
-    ] {
+    for (stride, first, sectors) in [(4, 0, 4), (4, 4, 5), (0, 0, 1), (8, 0, 8), (32, 0, 32), (128, 0, 32)] {
         let found = global(stride, first);
         assert_eq!(found.requests, 1);
         assert_eq!(found.bytes, 128);
@@ -93,10 +79,7 @@ fn instructions_are_counted_by_warp_and_by_lane() {
     let line = text.lines().position(|l| l.contains("ex2")).unwrap() as u32 + 1;
     let counters: Vec<_> = report.at_line(line).collect();
     assert_eq!(counters.len(), 1);
-    assert_eq!(
-        (counters[0].class, counters[0].warps, counters[0].lanes),
-        (Class::Math, 1, 3)
-    );
+    assert_eq!((counters[0].class, counters[0].warps, counters[0].lanes), (Class::Math, 1, 3));
     assert_eq!(report.classes.get(Class::Barrier), 1);
     assert_eq!(report.classes.get(Class::OtherMemory), 2);
     // Six instructions of the frame, three of the body and a return.

@@ -31,10 +31,7 @@ fn counters_tell_the_shape_of_the_kernel() {
     let warps = 2 * 4;
     let steps = 2;
     // Each warp and step of 32: two halves of 2 x 4 products and 2 + 2 loads.
-    assert_eq!(
-        report.classes.get(Class::MatrixMultiply),
-        warps * steps * 2 * 8
-    );
+    assert_eq!(report.classes.get(Class::MatrixMultiply), warps * steps * 2 * 8);
     assert_eq!(report.classes.get(Class::MatrixLoad), warps * steps * 2 * 4);
     assert_eq!(report.classes.get(Class::AsyncCopy), warps * steps * 4);
     assert_eq!(report.classes.get(Class::Barrier), warps * steps * 2);
@@ -50,18 +47,12 @@ fn counters_tell_the_shape_of_the_kernel() {
     }
     assert_eq!(report.shared.conflicts(), warps * steps * 4 * 4);
     // Rows of 64 bytes fill their sectors; results are stored by single words.
-    let stores = report
-        .lines
-        .iter()
-        .filter(|l| l.class == Class::StoreGlobal);
+    let stores = report.lines.iter().filter(|l| l.class == Class::StoreGlobal);
     for line in stores {
         assert_eq!(line.global.width, 4);
         assert_eq!(line.global.efficiency(), 0.5);
     }
-    let copies = report
-        .lines
-        .iter()
-        .filter(|l| l.class == Class::AsyncCopy && l.warps > 0);
+    let copies = report.lines.iter().filter(|l| l.class == Class::AsyncCopy && l.warps > 0);
     for line in copies {
         assert_eq!(line.global.width, 16);
         assert_eq!(line.global.efficiency(), 1.0);

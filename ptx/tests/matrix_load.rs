@@ -31,12 +31,7 @@ fn load(count: usize, transposed: bool, words: &[u32], order: &[u32; 32]) -> (Ve
     let input: Vec<u32> = words.iter().chain(order).copied().collect();
     let run = run_words(&body, &one_warp(), &input, 32 * count).unwrap();
     assert!(run.report.is_clean());
-    let line = run
-        .report
-        .lines
-        .iter()
-        .find(|l| l.class == Class::MatrixLoad)
-        .unwrap();
+    let line = run.report.lines.iter().find(|l| l.class == Class::MatrixLoad).unwrap();
     (run.out, line.shared.conflicts())
 }
 
@@ -65,11 +60,7 @@ fn fragments_follow_the_isa() {
                 for lane in 0..32 {
                     let row = &m[lane / 4];
                     let wanted = row[2 * (lane % 4)] | row[2 * (lane % 4) + 1] << 16;
-                    assert_eq!(
-                        out[32 * matrix + lane],
-                        wanted,
-                        "x{count} {transposed} {lane}"
-                    );
+                    assert_eq!(out[32 * matrix + lane], wanted, "x{count} {transposed} {lane}");
                 }
             }
         }

@@ -31,11 +31,7 @@ fn encode_tf32(x: f32) -> u32 {
 }
 
 fn a_k16(g: usize, t: usize, i: usize) -> (usize, usize) {
-    let row = if i < 2 || (4..6).contains(&i) {
-        g
-    } else {
-        g + 8
-    };
+    let row = if i < 2 || (4..6).contains(&i) { g } else { g + 8 };
     let column = t * 2 + (i & 1) + if i >= 4 { 8 } else { 0 };
     (row, column)
 }
@@ -62,62 +58,16 @@ fn b_tf32(g: usize, t: usize, i: usize) -> (usize, usize) {
 }
 
 const SHAPES: [Shape; 6] = [
-    Shape {
-        name: "m16n8k16.row.col.f32.bf16.bf16.f32",
-        k: 16,
-        per: 2,
-        a: a_k16,
-        b: b_k16,
-        encode: encode_bf16,
-    },
-    Shape {
-        name: "m16n8k16.row.col.f32.f16.f16.f32",
-        k: 16,
-        per: 2,
-        a: a_k16,
-        b: b_k16,
-        encode: encode_f16,
-    },
-    Shape {
-        name: "m16n8k8.row.col.f32.bf16.bf16.f32",
-        k: 8,
-        per: 2,
-        a: a_k8,
-        b: b_k8,
-        encode: encode_bf16,
-    },
-    Shape {
-        name: "m16n8k8.row.col.f32.f16.f16.f32",
-        k: 8,
-        per: 2,
-        a: a_k8,
-        b: b_k8,
-        encode: encode_f16,
-    },
-    Shape {
-        name: "m16n8k8.row.col.f32.tf32.tf32.f32",
-        k: 8,
-        per: 1,
-        a: a_tf32,
-        b: b_tf32,
-        encode: encode_tf32,
-    },
-    Shape {
-        name: "m16n8k4.row.col.f32.tf32.tf32.f32",
-        k: 4,
-        per: 1,
-        a: a_tf32,
-        b: b_tf32,
-        encode: encode_tf32,
-    },
+    Shape { name: "m16n8k16.row.col.f32.bf16.bf16.f32", k: 16, per: 2, a: a_k16, b: b_k16, encode: encode_bf16 },
+    Shape { name: "m16n8k16.row.col.f32.f16.f16.f32", k: 16, per: 2, a: a_k16, b: b_k16, encode: encode_f16 },
+    Shape { name: "m16n8k8.row.col.f32.bf16.bf16.f32", k: 8, per: 2, a: a_k8, b: b_k8, encode: encode_bf16 },
+    Shape { name: "m16n8k8.row.col.f32.f16.f16.f32", k: 8, per: 2, a: a_k8, b: b_k8, encode: encode_f16 },
+    Shape { name: "m16n8k8.row.col.f32.tf32.tf32.f32", k: 8, per: 1, a: a_tf32, b: b_tf32, encode: encode_tf32 },
+    Shape { name: "m16n8k4.row.col.f32.tf32.tf32.f32", k: 4, per: 1, a: a_tf32, b: b_tf32, encode: encode_tf32 },
 ];
 
 /// Words of one operand, register by register and lane by lane.
-fn fragment(
-    shape: &Shape,
-    registers: usize,
-    value: impl Fn(usize, usize, usize) -> f32,
-) -> Vec<u32> {
+fn fragment(shape: &Shape, registers: usize, value: impl Fn(usize, usize, usize) -> f32) -> Vec<u32> {
     let word = |register: usize, lane: usize| {
         (0..shape.per).fold(0, |word, e| {
             let x = value(lane / 4, lane % 4, register * shape.per + e);
@@ -160,9 +110,7 @@ fn check(shape: &Shape, mut next: impl FnMut() -> f32, tolerance: f64) {
         (0..count).map(line).collect::<String>()
     };
     let names = |first: usize, count: usize, prefix: &str| {
-        let names: Vec<String> = (first..first + count)
-            .map(|i| format!("{prefix}{i}"))
-            .collect();
+        let names: Vec<String> = (first..first + count).map(|i| format!("{prefix}{i}")).collect();
         format!("{{{}}}", names.join(", "))
     };
     let c_first = a_registers + b_registers;
@@ -185,11 +133,7 @@ fn check(shape: &Shape, mut next: impl FnMut() -> f32, tolerance: f64) {
             let wanted = terms.sum::<f64>() + f64::from(c[place(lane, i)]);
             let found = f64::from(f32::from_bits(out[i * 32 + lane]));
             let error = (found - wanted).abs();
-            assert!(
-                error <= tolerance,
-                "{} [{row}][{column}]: {found} {wanted}",
-                shape.name
-            );
+            assert!(error <= tolerance, "{} [{row}][{column}]: {found} {wanted}", shape.name);
         }
     }
 }
@@ -207,10 +151,6 @@ fn every_shape_is_close_on_fractions() {
     for shape in &SHAPES {
         let mut numbers = Numbers::new(5);
         // Multiples of 1/128 below one are exact in all formats.
-        check(
-            shape,
-            || ((numbers.bits() >> 40) as f32 % 255.0 - 127.0) / 128.0,
-            1e-5,
-        );
+        check(shape, || ((numbers.bits() >> 40) as f32 % 255.0 - 127.0) / 128.0, 1e-5);
     }
 }

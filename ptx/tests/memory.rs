@@ -14,9 +14,7 @@ fn error(body: &str) -> LaunchError {
 
 #[test]
 fn accesses_outside_an_allocation_fault_with_their_place() {
-    let LaunchError::OutOfBounds {
-        at, space, bytes, ..
-    } = error("ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%in+256];")
+    let LaunchError::OutOfBounds { at, space, bytes, .. } = error("ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%in+256];")
     else {
         panic!("another error");
     };
@@ -32,20 +30,11 @@ fn every_space_has_bounds() {
     for (body, wanted) in [
         ("ld.global.u32 %r1, [%in+-4];", Space::Global),
         ("st.global.u8 [%out+256], %r1;", Space::Global),
-        (
-            "mov.u32 %r1, dynamic;\nld.shared.u32 %r2, [%r1+4096];",
-            Space::Shared,
-        ),
+        ("mov.u32 %r1, dynamic;\nld.shared.u32 %r2, [%r1+4096];", Space::Shared),
         ("st.shared.u32 [8192], %r1;", Space::Shared),
         ("ld.param.u32 %r1, [in+16];", Space::Param),
-        (
-            ".local .align 8 .b8 depot[16];\nld.local.u32 %r1, [depot+16];",
-            Space::Local,
-        ),
-        (
-            "cvta.shared.u64 %d1, 0;\nld.u32 %r1, [%d1+65536];",
-            Space::Shared,
-        ),
+        (".local .align 8 .b8 depot[16];\nld.local.u32 %r1, [depot+16];", Space::Local),
+        ("cvta.shared.u64 %d1, 0;\nld.u32 %r1, [%d1+65536];", Space::Shared),
         ("mov.u64 %d1, 0;\nld.u32 %r1, [%d1];", Space::Global),
         ("red.global.add.u32 [%out+1024], 1;", Space::Global),
     ] {
@@ -65,10 +54,7 @@ fn misaligned_accesses_fault() {
         "mov.u32 %r0, dynamic;\nldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r0+8];",
         "atom.global.add.u64 %d1, [%out+4], 1;",
     ] {
-        assert!(
-            matches!(error(body), LaunchError::Misaligned { .. }),
-            "{body}"
-        );
+        assert!(matches!(error(body), LaunchError::Misaligned { .. }), "{body}");
     }
 }
 
@@ -110,19 +96,10 @@ fn reads_of_unwritten_bytes_are_reported_once_per_line() {
     let [read] = report.uninitialized.as_slice() else {
         panic!("{:#?}", report.uninitialized);
     };
-    assert_eq!(
-        (read.space, read.address, read.count),
-        (Space::Shared, 0, 1)
-    );
+    assert_eq!((read.space, read.address, read.count), (Space::Shared, 0, 1));
     assert_eq!(read.at.thread, 0);
 
-    let off = Launch {
-        checks: Checks {
-            races: true,
-            uninitialized: false,
-        },
-        ..one_warp()
-    };
+    let off = Launch { checks: Checks { races: true, uninitialized: false }, ..one_warp() };
     assert!(run_words(body, &off, &[0], 1).unwrap().report.is_clean());
 }
 
@@ -135,19 +112,13 @@ fn the_host_sees_bounds_too() {
     let mut bytes = [0; 2];
     memory.read(a + 1, &mut bytes).unwrap();
     assert_eq!(bytes, [2, 3]);
-    let out = MemoryError::OutOfBounds {
-        address: a + 2,
-        bytes: 2,
-    };
+    let out = MemoryError::OutOfBounds { address: a + 2, bytes: 2 };
     assert_eq!(memory.read(a + 2, &mut bytes), Err(out));
     assert!(memory.write(u64::MAX, &[1, 2]).is_err());
     assert_eq!(memory.free(a + 1), Err(MemoryError::NotAnAllocation(a + 1)));
     memory.free(a).unwrap();
     assert!(memory.read(a, &mut bytes).is_err());
-    assert!(matches!(
-        memory.alloc(usize::MAX),
-        Err(MemoryError::OutOfMemory(_))
-    ));
+    assert!(matches!(memory.alloc(usize::MAX), Err(MemoryError::OutOfMemory(_))));
 }
 
 #[test]
@@ -159,43 +130,20 @@ fn launches_that_do_not_fit_are_refused() {
     let pointers = [Arg::Pointer(0), Arg::Pointer(0)];
     assert!(run(one_warp(), &pointers).is_ok());
     let count = run(one_warp(), &pointers[..1]);
-    assert!(matches!(
-        count,
-        Err(LaunchError::ArgumentCount {
-            expected: 2,
-            found: 1
-        })
-    ));
+    assert!(matches!(count, Err(LaunchError::ArgumentCount { expected: 2, found: 1 })));
     let size = run(one_warp(), &[Arg::U32(1), Arg::Pointer(0)]);
-    assert!(matches!(
-        size,
-        Err(LaunchError::ArgumentSize {
-            index: 0,
-            expected: 8,
-            found: 4
-        })
-    ));
+    assert!(matches!(size, Err(LaunchError::ArgumentSize { index: 0, expected: 8, found: 4 })));
     for (grid, block) in [
         ([0, 1, 1], [32, 1, 1]),
         ([1, 70_000, 1], [32, 1, 1]),
         ([1, 1, 1], [2048, 1, 1]),
         ([u32::MAX, 60_000, 60_000], [32, 1, 1]),
     ] {
-        let shape = Launch {
-            grid,
-            block,
-            ..one_warp()
-        };
+        let shape = Launch { grid, block, ..one_warp() };
         assert!(matches!(run(shape, &pointers), Err(LaunchError::Shape(_))));
     }
-    let large = Launch {
-        dynamic_shared: 164 * 1024,
-        ..one_warp()
-    };
-    assert!(matches!(
-        run(large, &pointers),
-        Err(LaunchError::SharedMemory { .. })
-    ));
+    let large = Launch { dynamic_shared: 164 * 1024, ..one_warp() };
+    assert!(matches!(run(large, &pointers), Err(LaunchError::SharedMemory { .. })));
 }
 
 #[test]
@@ -208,13 +156,7 @@ fn grids_and_blocks_have_three_axes() {
         mad.lo.u32 %r3, %r5, 30, %r3;\nmul.wide.u32 %d1, %r3, 4;\nadd.s64 %d1, %out, %d1;\n\
         mov.u32 %r8, %laneid;\nmov.u32 %r9, %warpid;\nmad.lo.u32 %r8, %r9, 32, %r8;\n\
         st.global.u32 [%d1], %r8;";
-    let shape = Launch {
-        grid: [2, 3, 2],
-        block: [3, 5, 2],
-        resident_blocks: 4,
-        seed: 5,
-        ..one_warp()
-    };
+    let shape = Launch { grid: [2, 3, 2], block: [3, 5, 2], resident_blocks: 4, seed: 5, ..one_warp() };
     let run = run_words(body, &shape, &[0], 12 * 30).unwrap();
     assert!(run.report.is_clean());
     assert_eq!(run.out, (0..360).map(|i| i % 30).collect::<Vec<u32>>());

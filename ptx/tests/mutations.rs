@@ -17,9 +17,7 @@ enum Catch {
 
 /// Replaces the `nth` place that holds `from`, or all if `nth` is nothing.
 fn plant(from: &str, to: &str, nth: Option<usize>) -> String {
-    let lines = MATMUL
-        .lines()
-        .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
+    let lines = MATMUL.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
     let text = lines.collect::<Vec<_>>().join("\n");
     let places: Vec<usize> = text.match_indices(from).map(|(at, _)| at).collect();
     assert!(!places.is_empty(), "{from} is not in the kernel");
@@ -121,32 +119,12 @@ fn wrong_barriers_are_errors_or_races() {
 #[test]
 fn swapped_fragments_are_wrong_results() {
     for (from, to, nth) in [
-        (
-            "{%r100, %r101, %r102, %r103},",
-            "{%r100, %r102, %r101, %r103},",
-            Some(0),
-        ),
-        (
-            "{%r168, %r169, %r170, %r171},",
-            "{%r169, %r168, %r171, %r170},",
-            Some(1),
-        ),
+        ("{%r100, %r101, %r102, %r103},", "{%r100, %r102, %r101, %r103},", Some(0)),
+        ("{%r168, %r169, %r170, %r171},", "{%r169, %r168, %r171, %r170},", Some(1)),
         ("{%r110, %r111},", "{%r111, %r110},", None),
-        (
-            "{%r110, %r111, %r112, %r113}, [",
-            "{%r110, %r112, %r111, %r113}, [",
-            None,
-        ),
-        (
-            "{%f304, %f303, %f302, %f301}, {%r100",
-            "{%f304, %f302, %f303, %f301}, {%r100",
-            None,
-        ),
-        (
-            "ldmatrix.sync.aligned.m8n8.x4.shared",
-            "ldmatrix.sync.aligned.m8n8.x4.trans.shared",
-            Some(2),
-        ),
+        ("{%r110, %r111, %r112, %r113}, [", "{%r110, %r112, %r111, %r113}, [", None),
+        ("{%f304, %f303, %f302, %f301}, {%r100", "{%f304, %f302, %f303, %f301}, {%r100", None),
+        ("ldmatrix.sync.aligned.m8n8.x4.shared", "ldmatrix.sync.aligned.m8n8.x4.trans.shared", Some(2)),
         ("f32.bf16.bf16.f32", "f32.f16.f16.f32", Some(3)),
         // Rows of the wrong half of the fragment, and of the wrong lanes.
         ("and.b32 %r53, %r1, 15;", "and.b32 %r53, %r1, 7;", None),
@@ -165,10 +143,7 @@ fn wrong_addresses_are_caught() {
         ("mul.lo.s32 %r61, %r55, 40;", "mul.lo.s32 %r61, %r55, 48;"),
         ("mul.lo.s32 %r42, %r5, 40;", "mul.lo.s32 %r42, %r5, 32;"),
         // Another row length in global memory.
-        (
-            "mul.lo.s64 %rd47, %rd46, %rd1;",
-            "mul.lo.s64 %rd47, %rd46, 64;",
-        ),
+        ("mul.lo.s64 %rd47, %rd46, %rd1;", "mul.lo.s64 %rd47, %rd46, 64;"),
         // Always the same stage for copying, or for reading.
         ("and.b32 %r269, %r270, 1;", "and.b32 %r269, %r270, 0;"),
         ("and.b32 %r236, %r272, 1;", "and.b32 %r236, %r272, 0;"),
@@ -186,21 +161,12 @@ fn wrong_addresses_are_caught() {
 #[test]
 fn accesses_out_of_bounds_are_errors() {
     for (from, to) in [
-        (
-            "mul.wide.u32 %rd130, %r236, 10240;",
-            "mul.wide.u32 %rd130, %r236, 20480;",
-        ),
-        (
-            "add.s64 %rd74, %rd55, 5120;",
-            "add.s64 %rd74, %rd55, 20480;",
-        ),
+        ("mul.wide.u32 %rd130, %r236, 10240;", "mul.wide.u32 %rd130, %r236, 20480;"),
+        ("add.s64 %rd74, %rd55, 5120;", "add.s64 %rd74, %rd55, 20480;"),
         ("add.s64 %rd74, %rd55, 5120;", "add.s64 %rd74, %rd55, 5124;"),
         // One row too many, for either input.
         ("setp.lt.s32 %p9, %r7, %r30;", "setp.le.s32 %p9, %r7, %r30;"),
-        (
-            "setp.lt.s32 %p13, %r11, %r31;",
-            "setp.le.s32 %p13, %r11, %r31;",
-        ),
+        ("setp.lt.s32 %p13, %r11, %r31;", "setp.le.s32 %p13, %r11, %r31;"),
         ("selp.b32 %r41, 16, 0, %p1;", "selp.b32 %r41, 17, 0, %p1;"),
     ] {
         let caught = caught(from, to, None);
@@ -212,23 +178,14 @@ fn accesses_out_of_bounds_are_errors() {
 fn wrong_edges_are_caught() {
     for (from, to) in [
         // A column chunk too many or too few.
-        (
-            "setp.lt.s32 %p22, %r271, %r32;",
-            "setp.le.s32 %p22, %r271, %r32;",
-        ),
-        (
-            "setp.lt.s32 %p10, %r6, %r32;",
-            "setp.gt.s32 %p10, %r6, %r32;",
-        ),
+        ("setp.lt.s32 %p22, %r271, %r32;", "setp.le.s32 %p22, %r271, %r32;"),
+        ("setp.lt.s32 %p10, %r6, %r32;", "setp.gt.s32 %p10, %r6, %r32;"),
         // Negated, and joined the wrong way.
         ("and.pred %p5, %p9, %p22;", "or.pred %p5, %p9, %p22;"),
         ("selp.b32 %r82, 16, 0, %p5;", "selp.b32 %r82, 0, 16, %p5;"),
         ("selp.b32 %r82, 16, 0, %p5;", "selp.b32 %r82, 8, 0, %p5;"),
         // A step too few or too many.
-        (
-            "setp.lt.s32 %p130, %r251, %r4;",
-            "setp.le.s32 %p130, %r251, %r4;",
-        ),
+        ("setp.lt.s32 %p130, %r251, %r4;", "setp.le.s32 %p130, %r251, %r4;"),
         ("add.s32 %r35, %r32, 31;", "add.s32 %r35, %r32, 0;"),
     ] {
         caught(from, to, None);

@@ -6,20 +6,11 @@ use support::{one_warp, run_words};
 use vocabfuse_ptx::{Launch, LaunchError, RaceKind, Space};
 
 fn block(threads: u32, seed: u64) -> Launch {
-    Launch {
-        block: [threads, 1, 1],
-        seed,
-        instruction_limit: 1_000_000,
-        ..one_warp()
-    }
+    Launch { block: [threads, 1, 1], seed, instruction_limit: 1_000_000, ..one_warp() }
 }
 
 fn blocks(count: u32, seed: u64, resident_blocks: usize) -> Launch {
-    Launch {
-        grid: [count, 1, 1],
-        resident_blocks,
-        ..block(32, seed)
-    }
+    Launch { grid: [count, 1, 1], resident_blocks, ..block(32, seed) }
 }
 
 /// `%r1` is the shared address of the thread's word, `%r2` that of its
@@ -34,11 +25,9 @@ fn kinds(body: &str, shape: &Launch) -> Vec<RaceKind> {
 
 #[test]
 fn a_barrier_orders_the_warps_of_a_block() {
-    for (barrier, wanted) in [
-        ("bar.sync 0;", vec![]),
-        ("barrier.sync.aligned 3;", vec![]),
-        ("barrier.sync 3, 64;", vec![]),
-    ] {
+    for (barrier, wanted) in
+        [("bar.sync 0;", vec![]), ("barrier.sync.aligned 3;", vec![]), ("barrier.sync 3, 64;", vec![])]
+    {
         let body = format!(
             "{NEIGHBOUR}st.shared.u32 [%r1], %tid;\n{barrier}\nld.shared.u32 %r3, [%r2];\n\
              st.global.u32 [%result], %r3;"
@@ -55,11 +44,7 @@ fn a_barrier_orders_the_warps_of_a_block() {
 
 #[test]
 fn without_a_barrier_one_of_the_accesses_races() {
-    for (between, seeds) in [
-        ("", 0..8),
-        ("bar.warp.sync -1;", 0..8),
-        ("membar.cta;", 0..8),
-    ] {
+    for (between, seeds) in [("", 0..8), ("bar.warp.sync -1;", 0..8), ("membar.cta;", 0..8)] {
         let body = format!(
             "{NEIGHBOUR}st.shared.u32 [%r1], %tid;\n{between}\nld.shared.u32 %r3, [%r2];\n\
              st.global.u32 [%result], %r3;"
@@ -68,10 +53,7 @@ fn without_a_barrier_one_of_the_accesses_races() {
             // Which of the two comes first is up to the schedule.
             let found = kinds(&body, &block(64, seed));
             let known = [RaceKind::ReadAfterWrite, RaceKind::WriteAfterRead];
-            assert!(
-                !found.is_empty() && found.iter().all(|k| known.contains(k)),
-                "{found:?}"
-            );
+            assert!(!found.is_empty() && found.iter().all(|k| known.contains(k)), "{found:?}");
         }
     }
 }
@@ -101,10 +83,7 @@ fn lanes_of_a_warp_need_a_warp_barrier() {
         ("bar.sync 0;", vec![]),
         ("", vec![RaceKind::ReadAfterWrite]),
         // A shuffle moves registers and orders no memory.
-        (
-            "shfl.sync.idx.b32 %r9, %tid, 0, 31, -1;",
-            vec![RaceKind::ReadAfterWrite],
-        ),
+        ("shfl.sync.idx.b32 %r9, %tid, 0, 31, -1;", vec![RaceKind::ReadAfterWrite]),
     ] {
         let body = format!(
             "mov.u32 %r0, dynamic;\nshl.b32 %r1, %tid, 2;\nadd.s32 %r1, %r1, %r0;\n\
@@ -119,10 +98,7 @@ fn lanes_of_a_warp_need_a_warp_barrier() {
 fn lanes_of_one_store_may_share_a_place_only_with_one_value() {
     let store = |value: &str| format!("mov.u32 %r0, dynamic;\nst.shared.u32 [%r0], {value};\n");
     assert_eq!(kinds(&store("7"), &block(32, 0)), []);
-    assert_eq!(
-        kinds(&store("%tid"), &block(32, 0)),
-        [RaceKind::LaneConflict]
-    );
+    assert_eq!(kinds(&store("%tid"), &block(32, 0)), [RaceKind::LaneConflict]);
     let global = "st.global.u32 [%out], %tid;";
     assert_eq!(kinds(global, &block(32, 0)), [RaceKind::LaneConflict]);
 }

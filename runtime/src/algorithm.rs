@@ -24,7 +24,13 @@ impl Algorithm {
     }
 
     /// Starts the first barrier. Returns the rows that later barriers need.
-    pub(crate) fn start(self, comm: &Local, agreement: String, family: &Family, rows: ShardRows) -> (Pending, Option<ShardRows>) {
+    pub(crate) fn start(
+        self,
+        comm: &Local,
+        agreement: String,
+        family: &Family,
+        rows: ShardRows,
+    ) -> (Pending, Option<ShardRows>) {
         match self {
             Algorithm::Two => (comm.start(Contribution { agreement, rows }), None),
             Algorithm::One => (comm.start(Contribution { agreement, rows }), None),

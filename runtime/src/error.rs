@@ -72,7 +72,9 @@ pub enum Error {
         available: String,
     },
     /// The memory budget is too small for any way of running.
-    #[error("option memory_budget: {budget} bytes are too few; this shape needs at least {needed} bytes over inputs and outputs")]
+    #[error(
+        "option memory_budget: {budget} bytes are too few; this shape needs at least {needed} bytes over inputs and outputs"
+    )]
     Budget {
         /// Bytes allowed.
         budget: usize,

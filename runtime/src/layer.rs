@@ -115,9 +115,18 @@ impl OutputLayer {
     ///
     /// # Errors
     /// [`Error::Layout`] if there is no such rank, [`Error::Option`] for an unusable option.
-    pub fn new(cpu: &Cpu, layout: &ShardLayout, rank: usize, loss: CrossEntropy, policy: Policy) -> Result<OutputLayer> {
+    pub fn new(
+        cpu: &Cpu,
+        layout: &ShardLayout,
+        rank: usize,
+        loss: CrossEntropy,
+        policy: Policy,
+    ) -> Result<OutputLayer> {
         if rank >= layout.ranks() {
-            return Err(Error::Layout(format!("rank {rank} of {}; expected a rank below the number of ranks", layout.ranks())));
+            return Err(Error::Layout(format!(
+                "rank {rank} of {}; expected a rank below the number of ranks",
+                layout.ranks()
+            )));
         }
         loss.validate()?;
         Ok(OutputLayer { cpu: cpu.clone(), layout: layout.clone(), rank, loss, policy })
@@ -342,7 +351,12 @@ impl<'a> Merging<'a> {
         let Merging { job, mut saved, pending, kept, comm } = self;
         let algorithm = job.layer.policy.algorithm;
         let finish = Finish {
-            job: FinishJob { inputs: job.inputs(), hidden: job.batch.x.columns(), rows: &job.rows, upstream: &job.upstream },
+            job: FinishJob {
+                inputs: job.inputs(),
+                hidden: job.batch.x.columns(),
+                rows: &job.rows,
+                upstream: &job.upstream,
+            },
             rows: job.batch.x.rows(),
         };
         let mut exchange = Exchange {
@@ -381,7 +395,13 @@ fn done<'a>(job: Job<'a>, saved: Option<Saved>, merged: &Merged) -> Done<'a> {
         loss: loss.reduce(&losses[..job.rows.len()], &job.rows, tokens),
         lse: scatter(&gather("lse"), &job.rows, tokens),
         dx: merged.dx.clone().unwrap_or_default(),
-        weight_grad: WeightGrad { a_factor: gather("a_factor"), target_factor: gather("target_factor"), reference, saved, job },
+        weight_grad: WeightGrad {
+            a_factor: gather("a_factor"),
+            target_factor: gather("target_factor"),
+            reference,
+            saved,
+            job,
+        },
     }
 }
 

@@ -63,7 +63,10 @@ impl ShardLayout {
             }
             if range.start != end {
                 let fault = if range.start > end { "a gap" } else { "an overlap" };
-                return Err(Error::Layout(format!("rank {rank} begins at row {}, expected {end}: {fault}", range.start)));
+                return Err(Error::Layout(format!(
+                    "rank {rank} begins at row {}, expected {end}: {fault}",
+                    range.start
+                )));
             }
             end = range.end;
             bounds.push(end);

@@ -43,7 +43,9 @@ impl CrossEntropy {
             return bad("logit_scale", format!("expected a finite number other than 0, got {}", self.logit_scale));
         }
         match self.normalizer {
-            Some(n) if !(n.is_finite() && n > 0.0) => bad("normalizer", format!("expected a finite number above 0, got {n}")),
+            Some(n) if !(n.is_finite() && n > 0.0) => {
+                bad("normalizer", format!("expected a finite number above 0, got {n}"))
+            }
             Some(_) if self.reduction != Reduction::Mean => {
                 bad("normalizer", format!("expected reduction mean, got {}", self.reduction))
             }
@@ -115,7 +117,9 @@ impl FromStr for Reduction {
             "none" => Ok(Reduction::None),
             "sum" => Ok(Reduction::Sum),
             "mean" => Ok(Reduction::Mean),
-            _ => Err(Error::Option { option: "reduction", message: format!("expected none, sum or mean, got {text:?}") }),
+            _ => {
+                Err(Error::Option { option: "reduction", message: format!("expected none, sum or mean, got {text:?}") })
+            }
         }
     }
 }

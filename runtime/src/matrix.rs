@@ -64,7 +64,12 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     /// [`Error::Shape`] if rows would overlap or `data` is too short.
-    pub fn with_stride<T: Element>(data: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Result<Matrix<'a>> {
+    pub fn with_stride<T: Element>(
+        data: &'a [T],
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+    ) -> Result<Matrix<'a>> {
         if rows > 1 && row_stride < columns {
             return Err(Error::Shape {
                 tensor: "matrix",
@@ -72,7 +77,8 @@ impl<'a> Matrix<'a> {
                 found: row_stride.to_string(),
             });
         }
-        let needed = if rows == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride).and_then(|n| n.checked_add(columns)) };
+        let needed =
+            if rows == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride).and_then(|n| n.checked_add(columns)) };
         if needed.is_none_or(|n| n > data.len()) {
             return Err(Error::Shape {
                 tensor: "matrix",

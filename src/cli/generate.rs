@@ -12,7 +12,9 @@ use vocabfuse::{Builder, Dtype, KernelKind, KernelSpec, Target};
 ///
 /// Writes DIR/TARGET/, a Rust module with one file a kernel. The same options always give the same bytes.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  vocabfuse generate --target avx512 --kernel logits_softmax --dtype bf16 --chunk 8192 --out kernels")]
+#[command(
+    after_help = "Example:\n  vocabfuse generate --target avx512 --kernel logits_softmax --dtype bf16 --chunk 8192 --out kernels"
+)]
 pub struct Args {
     /// Machine that the kernels are for
     #[arg(long, value_parser = values::target())]

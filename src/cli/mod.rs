@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 /// Fused vocabulary layers of language models: generates the kernels and runs them with the vocabulary split over ranks.
 #[derive(Debug, Parser)]
-#[command(name = "vocabfuse", version, disable_help_subcommand = true)]
+#[command(name = "vocabfuse", version, disable_help_subcommand = true, arg_required_else_help = false)]
 #[command(after_help = "Exit codes: 0 success, 1 a failed check, 2 unusable input.\n\
     RUST_LOG=info (or debug) shows more on stderr; VOCABFUSE_ISA=scalar|avx2|avx512|amx forces an instruction set.\n\
     Try: vocabfuse train --text README.md --steps 100")]
@@ -62,7 +62,7 @@ pub fn main() -> ExitCode {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
         Ok(Outcome::FailedCheck) => ExitCode::from(1),
         Err(error) => {
-            eprintln!("{}", one_line(&format!("error: {error:#}")));
+            eprintln!("{}", one_line(&format!("error: {}", causes(&error))));
             ExitCode::from(2)
         }
     }
@@ -71,7 +71,24 @@ pub fn main() -> ExitCode {
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).without_time().init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .without_time()
+        .init();
+}
+
+/// The messages of an error and its causes, less those that a message before has quoted.
+fn causes(error: &anyhow::Error) -> String {
+    let mut all = String::new();
+    for cause in error.chain().map(|c| c.to_string()) {
+        if !all.contains(&cause) {
+            let separator = if all.is_empty() { "" } else { ": " };
+            all += &format!("{separator}{cause}");
+        }
+    }
+    all
 }
 
 /// The message without the usage that follows it, as one line.

@@ -16,14 +16,16 @@ use vocabfuse::{Cpu, Dtype};
 /// vocabulary layer, which is neither split nor fused and runs in f32; the two losses should fall together. Writes
 /// loss.csv and loss.svg.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  vocabfuse train\n  vocabfuse train --text book.txt --steps 100 --dtype bf16 --out book-run")]
+#[command(
+    after_help = "Examples:\n  vocabfuse train\n  vocabfuse train --text book.txt --steps 100 --dtype bf16 --out book-run"
+)]
 pub struct Args {
     /// File or folder of text; hidden, ignored (.gitignore) and binary files of a folder are left out, and what is
     /// over 8 MiB. By default the current folder: run from a clone, the text of this repository
     #[arg(long, value_name = "PATH", default_value = ".")]
     text: PathBuf,
     /// Ranks that share the vocabulary
-    #[arg(long, value_name = "P", default_value = "4", value_parser = values::positive)]
+    #[arg(long, value_name = "P", default_value = "4", value_parser = values::threads)]
     ranks: usize,
     /// Largest size of the vocabulary, at least 256; a short text supports fewer tokens
     #[arg(long, value_name = "V", default_value = "8192", value_parser = vocab)]
@@ -76,7 +78,7 @@ struct Report {
 }
 
 fn vocab(text: &str) -> Result<usize, String> {
-    values::bounded(text, 256)
+    values::at_least(text, train::LEAST_VOCAB)
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
@@ -84,7 +86,11 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let corpus = Corpus::read(&args.text)?;
     let data = Data::new(&corpus, args.vocab, args.tokens)?;
     if data.vocab < args.vocab {
-        tracing::warn!("the text supports a vocabulary of {} tokens, not {}; training with {0}", data.vocab, args.vocab);
+        tracing::warn!(
+            "the text supports a vocabulary of {} tokens, not {}; training with {0}",
+            data.vocab,
+            args.vocab
+        );
     }
     let config = Config {
         ranks: args.ranks,
@@ -99,7 +105,11 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let steps = train(&mut twins, args.steps)?;
     let report = Report::new(&steps, &twins, &data, &cpu);
     train::write_charts(&args.out, &steps).context("option --out")?;
-    if args.json { print_json(&report)? } else { print_line(&report.text(args))? }
+    if args.json {
+        print_json(&report)?
+    } else {
+        print_line(&report.text(args))?
+    }
     Ok(Outcome::Success)
 }
 

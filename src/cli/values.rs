@@ -17,7 +17,7 @@ pub fn dtype() -> impl TypedValueParser<Value = Dtype> {
 }
 
 pub fn target() -> impl TypedValueParser<Value = Target> {
-    words(Target::ALL.iter().map(|v| v.as_str()))
+    words(["scalar", "avx2", "avx512", "amx"])
 }
 
 pub fn kernel() -> impl TypedValueParser<Value = Kernels> {
@@ -50,17 +50,39 @@ impl FromStr for Kernels {
     }
 }
 
+/// Most threads of a kind, be they ranks or workers: beyond it a system may refuse them.
+const MOST_THREADS: usize = 1024;
+
 /// A whole number of at least 1.
 pub fn positive(text: &str) -> Result<usize, String> {
-    bounded(text, 1)
+    at_least(text, 1)
 }
 
 /// A whole number of at least `least`.
-pub fn bounded(text: &str, least: usize) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if number >= least => Ok(number),
-        _ => Err(format!("expected a whole number of at least {least}")),
+pub fn at_least(text: &str, least: usize) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| *n >= least);
+    number.ok_or_else(|| format!("expected a whole number of at least {least}"))
+}
+
+/// A number of ranks or threads.
+pub fn threads(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| (1..=MOST_THREADS).contains(n));
+    number.ok_or_else(|| format!("expected a whole number from 1 to {MOST_THREADS}"))
+}
+
+/// Bounds of shards, from 0 to V. Whether they fit the vocabulary is seen later.
+pub fn bounds(text: &str) -> Result<Vec<usize>, String> {
+    let bounds: Result<Vec<usize>, _> = text.split(',').map(|bound| bound.trim().parse()).collect();
+    let bounds = bounds.map_err(|_| "expected whole numbers with commas between them, as in 0,5,5,100".to_owned())?;
+    if bounds.len() > MOST_THREADS + 1 {
+        return Err(format!("expected at most {MOST_THREADS} shards"));
     }
+    Ok(bounds)
+}
+
+/// A target id, which may be negative.
+pub fn id(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| "expected a whole number".to_owned())
 }
 
 /// A chunk that kernels can be generated for.
@@ -70,7 +92,11 @@ pub fn chunk(text: &str) -> Result<usize, String> {
 }
 
 /// A finite number for which `valid` holds.
-fn number<T: FromStr + Copy + Into<f64> + Display>(text: &str, valid: fn(f64) -> bool, what: &str) -> Result<T, String> {
+fn number<T: FromStr + Copy + Into<f64> + Display>(
+    text: &str,
+    valid: fn(f64) -> bool,
+    what: &str,
+) -> Result<T, String> {
     let number = text.parse::<T>().ok().filter(|n| (*n).into().is_finite() && valid((*n).into()));
     number.ok_or_else(|| format!("expected {what}"))
 }

@@ -57,12 +57,7 @@ fn picture(steps: &[Step]) -> Result<String, TrainError> {
                 .label(name)
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 20, y)], style));
         }
-        chart
-            .configure_series_labels()
-            .border_style(BLACK)
-            .background_style(WHITE)
-            .draw()
-            .map_err(|e| failed(&e))?;
+        chart.configure_series_labels().border_style(BLACK).background_style(WHITE).draw().map_err(|e| failed(&e))?;
         area.present().map_err(|e| failed(&e))?;
     }
     Ok(text)
@@ -75,7 +70,8 @@ mod tests {
 
     #[test]
     fn both_files_are_written() {
-        let step = |loss| Step { loss, reference_loss: loss + 0.5, time: Duration::ZERO, reference_time: Duration::ZERO };
+        let step =
+            |loss| Step { loss, reference_loss: loss + 0.5, time: Duration::ZERO, reference_time: Duration::ZERO };
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("new");
         write(&out, &[step(2.0), step(1.5), step(f64::NAN)]).unwrap();

@@ -6,8 +6,8 @@ use vocabfuse::problem::{self, Options, Outputs, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::Elements;
 use vocabfuse::{
-    Batch, Cpu, CrossEntropy, Dtype, Error, Gradients, Local, Matrix, OutputLayer, Reduction, Shard, ShardLayout, Upstream,
-    WeightGrad,
+    Batch, Cpu, CrossEntropy, Dtype, Error, Gradients, Local, Matrix, OutputLayer, Reduction, Shard, ShardLayout,
+    Upstream, WeightGrad,
 };
 
 /// Hidden states and targets of one microbatch.

@@ -14,6 +14,7 @@ mod twin;
 pub use chart::write as write_charts;
 pub use corpus::Corpus;
 pub use data::Data;
+pub use tokens::LEAST_VOCAB;
 pub use twin::{Step, Twins};
 
 use vocabfuse::{Dtype, Policy};

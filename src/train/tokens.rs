@@ -6,7 +6,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, TokenizerImpl};
 
 /// Smallest vocabulary: one token a byte.
-pub const BYTES: usize = 256;
+pub const LEAST_VOCAB: usize = 256;
 
 /// Text as token ids.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ mod tests {
     fn the_vocabulary_is_what_the_text_supports() {
         let texts = vec!["the cat sat on the mat\n".repeat(50)];
         let tokens = tokenize(&texts, 8192).unwrap();
-        assert!(tokens.vocab > BYTES && tokens.vocab < 300, "{}", tokens.vocab);
+        assert!(tokens.vocab > LEAST_VOCAB && tokens.vocab < 300, "{}", tokens.vocab);
         assert!(tokens.ids.len() < texts[0].len() / 2);
         assert!(tokens.ids.iter().all(|&id| (id as usize) < tokens.vocab));
         assert_eq!(tokens.ids, tokenize(&texts, 8192).unwrap().ids);

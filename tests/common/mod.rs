@@ -7,8 +7,8 @@ use rand_chacha::ChaCha8Rng;
 use vocabfuse::problem::{self, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
-    Batch, Counters, Cpu, CrossEntropy, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy, Reduction,
-    Shard, ShardLayout, Target, Upstream,
+    Batch, Counters, Cpu, CrossEntropy, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy,
+    Reduction, Shard, ShardLayout, Target, Upstream,
 };
 
 /// A problem of random tensors, and how to run it.

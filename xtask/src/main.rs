@@ -1,5 +1,6 @@
 //! Chores of the workspace: `cargo xtask generate|test|ci|compare`.
 
+mod check;
 mod generate;
 
 use clap::{Parser, Subcommand};
@@ -15,10 +16,16 @@ struct Cli {
 enum Chore {
     /// Writes the generated kernels under kernels-gen/src anew.
     Generate,
+    /// Installs what the tests need (the NVRTC library, below target/) and runs them all.
+    Test,
+    /// Format, lints, documentation, drift of generated kernels, and all tests.
+    Ci,
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
         Chore::Generate => generate::write(),
+        Chore::Test => check::test(),
+        Chore::Ci => check::ci(),
     }
 }

@@ -19,20 +19,11 @@ pub struct Config {
 }
 
 impl Config {
-    pub const EMPTY: Self = Self {
-        palette: 0,
-        start_row: 0,
-        reserved: [0; 14],
-        colsb: [0; 16],
-        rows: [0; 16],
-    };
+    pub const EMPTY: Self = Self { palette: 0, start_row: 0, reserved: [0; 14], colsb: [0; 16], rows: [0; 16] };
 
     /// Eight tiles of `(rows, bytes per row)`.
     pub fn new(shapes: [(u8, u16); 8]) -> Self {
-        let mut config = Self {
-            palette: 1,
-            ..Self::EMPTY
-        };
+        let mut config = Self { palette: 1, ..Self::EMPTY };
         for (n, (rows, colsb)) in shapes.into_iter().enumerate() {
             config.rows[n] = rows;
             config.colsb[n] = colsb;
@@ -50,10 +41,7 @@ impl Config {
     }
 
     pub fn stored() -> Self {
-        let mut config = Self {
-            reserved: [0xaa; 14],
-            ..Self::full()
-        };
+        let mut config = Self { reserved: [0xaa; 14], ..Self::full() };
         // SAFETY: overwrites `config`.
         unsafe { asm!("sttilecfg [{}]", in(reg) &raw mut config, options(nostack)) }
         config
@@ -117,11 +105,7 @@ macro_rules! tile_store {
 }
 
 fn flush(x: f32) -> f32 {
-    if x.is_subnormal() {
-        0.0_f32.copysign(x)
-    } else {
-        x
-    }
+    if x.is_subnormal() { 0.0_f32.copysign(x) } else { x }
 }
 
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
@@ -145,11 +129,7 @@ pub fn fp16_to_f32(bits: u16) -> f32 {
         31 => f64::NAN,
         _ => (1024.0 + mantissa) * f64::exp2(f64::from(exponent - 25)),
     };
-    (if bits & 0x8000 != 0 {
-        -magnitude
-    } else {
-        magnitude
-    }) as f32
+    (if bits & 0x8000 != 0 { -magnitude } else { magnitude }) as f32
 }
 
 /// `c[m][n]` plus the dot product of row `m` of `a` with column `n` of `b`, whose `depth` rows hold

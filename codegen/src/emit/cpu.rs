@@ -75,8 +75,12 @@ pub fn emit_module(target: Target, kernels: &[&Kernel], inline: bool) -> Result<
 fn template(spec: &KernelSpec) -> String {
     match (spec.target, spec.kernel) {
         (Target::Amx, KernelKind::PackTokens | KernelKind::PackTokensGrad | KernelKind::PackVocabulary)
-        | (Target::Amx, KernelKind::LogitsSoftmax | KernelKind::UnpackAccumulator) => format!("amx/{}.rs.in", spec.kernel),
-        (Target::Amx, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => "amx/weight_grad.rs.in".to_owned(),
+        | (Target::Amx, KernelKind::LogitsSoftmax | KernelKind::UnpackAccumulator) => {
+            format!("amx/{}.rs.in", spec.kernel)
+        }
+        (Target::Amx, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => {
+            "amx/weight_grad.rs.in".to_owned()
+        }
         (_, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => "weight_grad.rs.in".to_owned(),
         _ => format!("{}.rs.in", spec.kernel),
     }
@@ -93,6 +97,8 @@ fn entry(kernel: KernelKind) -> &'static str {
         KernelKind::Finish => "Finish",
         KernelKind::GatherRows => "GatherRows",
         KernelKind::ScatterAdd => "ScatterAdd",
+        // `KernelSpec::new` refuses kernels that only CUDA targets have.
+        _ => "",
     }
 }
 
@@ -108,7 +114,7 @@ fn spec_strings(spec: &KernelSpec) -> Value {
 
 fn features(target: Target) -> &'static str {
     match target {
-        Target::Scalar => "",
+        Target::Scalar | Target::Sm80 => "",
         Target::Avx2 => "avx2,fma,f16c",
         Target::Avx512 => "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
         Target::Amx => "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c",
@@ -117,7 +123,8 @@ fn features(target: Target) -> &'static str {
 
 fn target_context(target: Target) -> Value {
     let features = features(target);
-    let attribute = if features.is_empty() { String::new() } else { format!("#[target_feature(enable = \"{features}\")]") };
+    let attribute =
+        if features.is_empty() { String::new() } else { format!("#[target_feature(enable = \"{features}\")]") };
     let tile: Tile = tile(target);
     context! { tile => Value::from(Serde(&tile)), features => features, attribute => attribute }
 }

@@ -1,8 +1,11 @@
 //! Specification to text: one file a kind of target.
 
 mod cpu;
+mod cuda;
+mod cuda_abi;
 
 pub use cpu::{emit_module, emit_prelude};
+pub use cuda::entry as cuda_entry;
 
 use crate::error::Error;
 use crate::loss::Loss;
@@ -24,5 +27,5 @@ pub struct Kernel {
 /// # Errors
 /// See [`Error`].
 pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
-    cpu::emit(spec, loss)
+    if spec.target.is_cuda() { cuda::emit(spec, loss) } else { cpu::emit(spec, loss) }
 }

@@ -13,12 +13,8 @@ use crate::program::{Graph, ProgramError};
 /// # Errors
 /// None for the program as it stands; the verifier's type is kept so that callers treat every loss alike.
 pub fn cross_entropy() -> Result<Loss, ProgramError> {
-    let loss = Loss {
-        name: "cross_entropy".to_owned(),
-        statistics: statistics()?,
-        finish: finish()?,
-        gradient: gradient()?,
-    };
+    let loss =
+        Loss { name: "cross_entropy".to_owned(), statistics: statistics()?, finish: finish()?, gradient: gradient()? };
     loss.verify()?;
     Ok(loss)
 }

@@ -52,7 +52,9 @@ impl Lowering for Cuda {
             Op::Binary(Binary::Sub, ..) => infix("-"),
             Op::Binary(Binary::Mul, ..) => infix("*"),
             // A correctly rounded division costs as much as the rest of an element; two ulp are enough there.
-            Op::Binary(Binary::Div, ..) if ty.shape == Shape::Element => format!("{} * reciprocal({})", text(0), text(1)),
+            Op::Binary(Binary::Div, ..) if ty.shape == Shape::Element => {
+                format!("{} * reciprocal({})", text(0), text(1))
+            }
             Op::Binary(Binary::Div, ..) => infix("/"),
             Op::Binary(Binary::Max, ..) => call("maximum"),
             Op::Binary(Binary::Min, ..) => call("minimum"),

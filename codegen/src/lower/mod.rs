@@ -60,7 +60,12 @@ pub struct Fragment {
 ///
 /// # Errors
 /// [`Error::Lowering`] for an operation that the target has no text for.
-pub fn lower(program: &Program, lowering: &dyn Lowering, prefix: &str, wanted: &[(ValueId, Shape)]) -> Result<Fragment, Error> {
+pub fn lower(
+    program: &Program,
+    lowering: &dyn Lowering,
+    prefix: &str,
+    wanted: &[(ValueId, Shape)],
+) -> Result<Fragment, Error> {
     let strip = |v: ValueId| if let Op::Reduce(_, operand) = *program.op(v) { operand } else { v };
     let mut needed = vec![false; program.ops().len()];
     for (value, _) in wanted {

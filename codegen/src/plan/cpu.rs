@@ -30,10 +30,46 @@ pub struct Tile {
 pub fn tile(target: Target) -> Tile {
     match target {
         // Vectors are arrays of eight: one AVX register, two of SSE or NEON.
-        Target::Scalar => Tile { lanes: 8, panel: 8, rows: 4, row_block: 1, k_block: 128, vocabulary_block: 128, panel_block: 16, grad_rows: 256 },
-        Target::Avx2 => Tile { lanes: 8, panel: 16, rows: 6, row_block: 1, k_block: 128, vocabulary_block: 192, panel_block: 16, grad_rows: 256 },
-        Target::Avx512 => Tile { lanes: 16, panel: 32, rows: 14, row_block: 1, k_block: 128, vocabulary_block: 224, panel_block: 8, grad_rows: 256 },
+        Target::Scalar | Target::Sm80 => Tile {
+            lanes: 8,
+            panel: 8,
+            rows: 4,
+            row_block: 1,
+            k_block: 128,
+            vocabulary_block: 128,
+            panel_block: 16,
+            grad_rows: 256,
+        },
+        Target::Avx2 => Tile {
+            lanes: 8,
+            panel: 16,
+            rows: 6,
+            row_block: 1,
+            k_block: 128,
+            vocabulary_block: 192,
+            panel_block: 16,
+            grad_rows: 256,
+        },
+        Target::Avx512 => Tile {
+            lanes: 16,
+            panel: 32,
+            rows: 14,
+            row_block: 1,
+            k_block: 128,
+            vocabulary_block: 224,
+            panel_block: 8,
+            grad_rows: 256,
+        },
         // 2 x 2 tiles of 16 x 16; K slices of 512 keep a 32 KB operand slice in L1.
-        Target::Amx => Tile { lanes: 16, panel: 32, rows: 32, row_block: 32, k_block: 512, vocabulary_block: 512, panel_block: 32, grad_rows: 512 },
+        Target::Amx => Tile {
+            lanes: 16,
+            panel: 32,
+            rows: 32,
+            row_block: 32,
+            k_block: 512,
+            vocabulary_block: 512,
+            panel_block: 32,
+            grad_rows: 512,
+        },
     }
 }

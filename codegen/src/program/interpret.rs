@@ -149,7 +149,13 @@ impl<'a> Values<'a> {
             Op::MulAdd(a, b, c) => at(*a) * at(*b) + at(*c),
             Op::Compare(Compare::Eq, a, b) => truth(at(*a) == at(*b)),
             Op::Compare(Compare::Lt, a, b) => truth(at(*a) < at(*b)),
-            Op::Select(c, a, b) => if at(*c) != 0.0 { at(*a) } else { at(*b) },
+            Op::Select(c, a, b) => {
+                if at(*c) != 0.0 {
+                    at(*a)
+                } else {
+                    at(*b)
+                }
+            }
             Op::Reduce(op, a) => {
                 let columns = (0..tile.columns).map(|c| self.get(program, a.index(), row, c));
                 match op {

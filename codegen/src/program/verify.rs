@@ -200,7 +200,9 @@ fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), P
             && let Op::Reduce(Reduce::Max, operand) = ops[v.index()]
             && references[operand.index()]
         {
-            return Err(ProgramError::Outputs(format!("{name:?} is a maximum of values relative to the reference, which moves")));
+            return Err(ProgramError::Outputs(format!(
+                "{name:?} is a maximum of values relative to the reference, which moves"
+            )));
         }
     }
     Ok(())

@@ -2,7 +2,8 @@
 
 use vocabfuse_kernels::Registry;
 use vocabfuse_runtime::{
-    Batch, Cpu, CrossEntropy, Error, Gradients, Local, Matrix, OutputLayer, Policy, Shard, ShardLayout, Target, Upstream,
+    Batch, Cpu, CrossEntropy, Error, Gradients, Local, Matrix, OutputLayer, Policy, Shard, ShardLayout, Target,
+    Upstream,
 };
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));

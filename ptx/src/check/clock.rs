@@ -28,12 +28,7 @@ impl Clock {
     pub(crate) fn new(first: u32, own: usize, warps: usize) -> Self {
         let mut block = vec![0; warps];
         block[own] = 1;
-        Clock {
-            first,
-            own,
-            block,
-            remote: BTreeMap::new(),
-        }
+        Clock { first, own, block, remote: BTreeMap::new() }
     }
 
     /// Number of this warp in the grid.

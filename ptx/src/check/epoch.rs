@@ -102,10 +102,7 @@ impl<'c> Accessor<'c> {
             | u64::from(clock.warp()) << WARP_SHIFT
             | lane << LANE_SHIFT
             | u64::from(instruction) << INSTRUCTION_SHIFT;
-        Accessor {
-            epoch: Epoch(epoch),
-            clock,
-        }
+        Accessor { epoch: Epoch(epoch), clock }
     }
 
     /// The same access as an atomic one.

@@ -11,9 +11,7 @@ pub(crate) struct GlobalShadow {
 
 impl GlobalShadow {
     pub(crate) fn new(allocations: usize) -> Self {
-        GlobalShadow {
-            allocations: (0..allocations).map(|_| None).collect(),
-        }
+        GlobalShadow { allocations: (0..allocations).map(|_| None).collect() }
     }
 
     /// The shadow of allocation `index`, which has `bytes` bytes.
@@ -43,10 +41,7 @@ struct Cell {
 
 impl Shadow {
     fn new(bytes: usize) -> Self {
-        Shadow {
-            shift: 2,
-            cells: vec![Cell::default(); bytes.div_ceil(4)],
-        }
+        Shadow { shift: 2, cells: vec![Cell::default(); bytes.div_ceil(4)] }
     }
 
     #[inline]
@@ -60,12 +55,7 @@ impl Shadow {
 
     /// Records a read.
     #[inline]
-    pub(crate) fn read(
-        &mut self,
-        offset: usize,
-        bytes: usize,
-        access: Accessor<'_>,
-    ) -> Option<Conflict> {
+    pub(crate) fn read(&mut self, offset: usize, bytes: usize, access: Accessor<'_>) -> Option<Conflict> {
         let mut conflict = None;
         for cell in self.cells(offset, bytes) {
             if !access.follows(cell.write) {
@@ -80,12 +70,7 @@ impl Shadow {
 
     /// Records a write.
     #[inline]
-    pub(crate) fn write(
-        &mut self,
-        offset: usize,
-        bytes: usize,
-        access: Accessor<'_>,
-    ) -> Option<Conflict> {
+    pub(crate) fn write(&mut self, offset: usize, bytes: usize, access: Accessor<'_>) -> Option<Conflict> {
         let mut conflict = None;
         for cell in self.cells(offset, bytes) {
             if !access.follows(cell.write) {

@@ -40,13 +40,7 @@ impl SharedShadow {
 
     /// Records a read by warp `warp` of the block.
     #[inline]
-    pub(crate) fn read(
-        &mut self,
-        offset: usize,
-        bytes: usize,
-        warp: usize,
-        access: Accessor<'_>,
-    ) -> Option<Conflict> {
+    pub(crate) fn read(&mut self, offset: usize, bytes: usize, warp: usize, access: Accessor<'_>) -> Option<Conflict> {
         let mut conflict = None;
         for cell in self.cells(offset, bytes) {
             let write = self.writes[cell];
@@ -66,12 +60,7 @@ impl SharedShadow {
 
     /// Records a write.
     #[inline]
-    pub(crate) fn write(
-        &mut self,
-        offset: usize,
-        bytes: usize,
-        access: Accessor<'_>,
-    ) -> Option<Conflict> {
+    pub(crate) fn write(&mut self, offset: usize, bytes: usize, access: Accessor<'_>) -> Option<Conflict> {
         let mut conflict = None;
         for cell in self.cells(offset, bytes) {
             let write = self.writes[cell];

@@ -34,17 +34,14 @@ impl SyncTable {
     /// atomics publish all that is known here.
     pub(crate) fn fence(clock: &mut Clock, state: &mut FenceState, scope: Scope) {
         for (warp, (step, reach)) in state.acquired.drain() {
-            let reaches =
-                clock.is_local(warp) || (reach == Scope::Device && scope == Scope::Device);
+            let reaches = clock.is_local(warp) || (reach == Scope::Device && scope == Scope::Device);
             if reaches {
                 clock.learn(warp, step);
             }
         }
         // A fence of the block must not take back what a wider one gave.
         state.release.retain(|&(_, _, reach)| reach > scope);
-        state
-            .release
-            .extend(clock.steps().map(|(warp, step)| (warp, step, scope)));
+        state.release.extend(clock.steps().map(|(warp, step)| (warp, step, scope)));
         clock.tick();
     }
 

@@ -35,10 +35,7 @@ fn a_write_after_a_read_needs_a_barrier() {
     let conflict = shadow.write(28, 4, by(&clocks[1], 5));
     assert_eq!(kind(conflict), Some(Hazard::WriteAfterRead));
     let earlier = conflict.unwrap().earlier;
-    assert_eq!(
-        (earlier.warp(), earlier.lane(), earlier.instruction()),
-        (0, Some(3), 7)
-    );
+    assert_eq!((earlier.warp(), earlier.lane(), earlier.instruction()), (0, Some(3), 7));
 
     assert_eq!(shadow.read(32, 16, 0, by(&clocks[0], 3)), None);
     barrier(&mut clocks[..2]);

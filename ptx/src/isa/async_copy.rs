@@ -73,13 +73,7 @@ fn copy(s: &mut Statement<'_, '_>) -> Result<AsyncCopy, ParseErrorKind> {
     if policy {
         s.source(Type::B64)?;
     }
-    Ok(AsyncCopy::Copy {
-        bytes,
-        to,
-        from,
-        take,
-        ignore,
-    })
+    Ok(AsyncCopy::Copy { bytes, to, from, take, ignore })
 }
 
 impl AsyncCopy {
@@ -90,12 +84,7 @@ impl AsyncCopy {
         }
     }
 
-    pub(crate) fn execute(
-        &self,
-        warp: &mut Warp,
-        context: &mut Context<'_, '_>,
-        mask: Mask,
-    ) -> Result<(), Fault> {
+    pub(crate) fn execute(&self, warp: &mut Warp, context: &mut Context<'_, '_>, mask: Mask) -> Result<(), Fault> {
         match self {
             AsyncCopy::Copy { .. } => self.issue(warp, context, mask)?,
             AsyncCopy::Commit => warp.copies.commit(mask),
@@ -108,20 +97,8 @@ impl AsyncCopy {
         Ok(())
     }
 
-    fn issue(
-        &self,
-        warp: &mut Warp,
-        context: &mut Context<'_, '_>,
-        mask: Mask,
-    ) -> Result<(), Fault> {
-        let AsyncCopy::Copy {
-            bytes,
-            to,
-            from,
-            take,
-            ignore,
-        } = self
-        else {
+    fn issue(&self, warp: &mut Warp, context: &mut Context<'_, '_>, mask: Mask) -> Result<(), Fault> {
+        let AsyncCopy::Copy { bytes, to, from, take, ignore } = self else {
             return Ok(());
         };
         let bytes = *bytes;
@@ -146,18 +123,9 @@ impl AsyncCopy {
                 None => bytes,
             };
             if take > bytes {
-                return Err(Fault::Illegal {
-                    rule: "an asynchronous copy reads more than it writes",
-                    lane,
-                });
+                return Err(Fault::Illegal { rule: "an asynchronous copy reads more than it writes", lane });
             }
-            let access = Access {
-                space: Space::Shared,
-                address: to[lane],
-                bytes,
-                lane,
-                strength: Strength::Weak,
-            };
+            let access = Access { space: Space::Shared, address: to[lane], bytes, lane, strength: Strength::Weak };
             batch.to[lane] = begin_write(warp, context, &access)?;
             batch.from[lane] = check_source(warp, context, lane, from[lane], bytes, take)?;
             batch.take[lane] = take;
@@ -172,11 +140,7 @@ impl AsyncCopy {
 }
 
 /// Marks the destination as being written until the wait.
-fn begin_write(
-    warp: &Warp,
-    context: &mut Context<'_, '_>,
-    access: &Access,
-) -> Result<usize, Fault> {
+fn begin_write(warp: &Warp, context: &mut Context<'_, '_>, access: &Access) -> Result<usize, Fault> {
     let located = context.block.shared.locate(access.address, access.bytes);
     let offset = located.map_err(|refusal| access.refused(refusal))?;
     if context.grid.checks.races {
@@ -197,13 +161,7 @@ fn check_source(
     bytes: usize,
     take: usize,
 ) -> Result<(usize, usize), Fault> {
-    let mut access = Access {
-        space: Space::Global,
-        address,
-        bytes,
-        lane,
-        strength: Strength::Weak,
-    };
+    let mut access = Access { space: Space::Global, address, bytes, lane, strength: Strength::Weak };
     if !address.is_multiple_of(bytes as u64) {
         return Err(access.refused(Refusal::Misaligned));
     }

@@ -53,11 +53,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Atomic, ParseErrorKind
         ])
         .unwrap_or(Semantics::Relaxed);
     let scope = scope_of(s).unwrap_or(Scope::Device);
-    let space = s.choose(&[
-        ("global", Space::Global),
-        ("shared", Space::Shared),
-        ("shared::cta", Space::Shared),
-    ]);
+    let space = s.choose(&[("global", Space::Global), ("shared", Space::Shared), ("shared::cta", Space::Shared)]);
     let operations = [
         ("add", Operation::Add),
         ("min", Operation::Min),
@@ -78,10 +74,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Atomic, ParseErrorKind
     let ty = s.ty()?;
     let known = match operation {
         Operation::Add => {
-            matches!(
-                ty,
-                Type::F32 | Type::F64 | Type::U32 | Type::U64 | Type::S32
-            )
+            matches!(ty, Type::F32 | Type::F64 | Type::U32 | Type::U64 | Type::S32)
         }
         Operation::Min | Operation::Max => ty.is_integer() && !ty.is_bits() && ty.bits() >= 32,
         Operation::Increment | Operation::Decrement => ty == Type::U32,
@@ -103,30 +96,12 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Atomic, ParseErrorKind
     if policy {
         s.source(Type::B64)?;
     }
-    Ok(Atomic {
-        space,
-        operation,
-        ty,
-        semantics,
-        scope,
-        d,
-        address,
-        b,
-        c,
-    })
+    Ok(Atomic { space, operation, ty, semantics, scope, d, address, b, c })
 }
 
 impl Atomic {
-    pub(crate) fn execute(
-        &self,
-        warp: &mut Warp,
-        context: &mut Context<'_, '_>,
-        mask: Mask,
-    ) -> Result<(), Fault> {
-        let releases = matches!(
-            self.semantics,
-            Semantics::Release | Semantics::AcquireRelease
-        );
+    pub(crate) fn execute(&self, warp: &mut Warp, context: &mut Context<'_, '_>, mask: Mask) -> Result<(), Fault> {
+        let releases = matches!(self.semantics, Semantics::Release | Semantics::AcquireRelease);
         if releases {
             SyncTable::fence(&mut warp.clock, &mut warp.fences, self.scope);
         }
@@ -143,36 +118,19 @@ impl Atomic {
             }
             let order = (0..WARP).map(|i| (i + first) % WARP);
             for lane in order.filter(|lane| mask >> lane & 1 == 1) {
-                let access = Access {
-                    space,
-                    address: addresses[lane],
-                    bytes,
-                    lane,
-                    strength: Strength::Strong,
-                };
+                let access = Access { space, address: addresses[lane], bytes, lane, strength: Strength::Strong };
                 self.element(warp, context, &access)?;
             }
         }
-        if matches!(
-            self.semantics,
-            Semantics::Acquire | Semantics::AcquireRelease
-        ) {
+        if matches!(self.semantics, Semantics::Acquire | Semantics::AcquireRelease) {
             SyncTable::fence(&mut warp.clock, &mut warp.fences, self.scope);
         }
         Ok(())
     }
 
-    fn element(
-        &self,
-        warp: &mut Warp,
-        context: &mut Context<'_, '_>,
-        access: &Access,
-    ) -> Result<(), Fault> {
+    fn element(&self, warp: &mut Warp, context: &mut Context<'_, '_>, access: &Access) -> Result<(), Fault> {
         if matches!(access.space, Space::Local | Space::Param) {
-            return Err(Fault::Illegal {
-                rule: "atomics work on global and shared memory only",
-                lane: access.lane,
-            });
+            return Err(Fault::Illegal { rule: "atomics work on global and shared memory only", lane: access.lane });
         }
         let old = context.load(warp, access)? as u64;
         let b = warp.registers.lane(self.b, access.lane);

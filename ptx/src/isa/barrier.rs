@@ -52,9 +52,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Barrier, ParseErrorKin
     let mut aligned = s.head() == "bar";
     if s.take("warp") {
         s.require("sync")?;
-        return Ok(Barrier::Warp {
-            members: s.source(Type::B32)?,
-        });
+        return Ok(Barrier::Warp { members: s.source(Type::B32)? });
     }
     s.take("cta");
     if s.take("red") {
@@ -70,19 +68,10 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Barrier, ParseErrorKin
     if !waits && threads.is_none() {
         return Err(ParseErrorKind::OperandCount);
     }
-    Ok(Barrier::Block {
-        id,
-        threads,
-        waits,
-        aligned,
-        reduction: None,
-    })
+    Ok(Barrier::Block { id, threads, waits, aligned, reduction: None })
 }
 
-fn decode_reduction(
-    s: &mut Statement<'_, '_>,
-    mut aligned: bool,
-) -> Result<Barrier, ParseErrorKind> {
+fn decode_reduction(s: &mut Statement<'_, '_>, mut aligned: bool) -> Result<Barrier, ParseErrorKind> {
     let operation = s.modifier("an operation")?;
     aligned |= s.take("aligned");
     let tally = match (operation, s.ty_of(&[Type::U32, Type::Pred])?) {
@@ -97,13 +86,7 @@ fn decode_reduction(
         _ => Some(s.source(Type::U32)?),
     };
     let vote = s.predicate_source()?;
-    Ok(Barrier::Block {
-        id,
-        threads,
-        waits: true,
-        aligned,
-        reduction: Some(Reduction { tally, vote }),
-    })
+    Ok(Barrier::Block { id, threads, waits: true, aligned, reduction: Some(Reduction { tally, vote }) })
 }
 
 impl Barrier {
@@ -123,20 +106,8 @@ impl Barrier {
         }
     }
 
-    pub(crate) fn execute(
-        &self,
-        warp: &mut Warp,
-        context: &mut Context<'_, '_>,
-        mask: Mask,
-    ) -> Result<(), Fault> {
-        let Barrier::Block {
-            id,
-            threads,
-            waits,
-            reduction,
-            ..
-        } = *self
-        else {
+    pub(crate) fn execute(&self, warp: &mut Warp, context: &mut Context<'_, '_>, mask: Mask) -> Result<(), Fault> {
+        let Barrier::Block { id, threads, waits, reduction, .. } = *self else {
             // Accesses before and after this step are in order for all lanes.
             warp.clock.tick();
             return Ok(());
@@ -144,10 +115,7 @@ impl Barrier {
         let yes = reduction.map_or(0, |r| warp.registers.predicate(r.vote) & mask);
         let arrival = Arrival {
             lanes: mask,
-            votes: Votes {
-                yes: yes.count_ones(),
-                no: (mask & !yes).count_ones(),
-            },
+            votes: Votes { yes: yes.count_ones(), no: (mask & !yes).count_ones() },
             barrier: uniform(warp, id, mask)?,
             threads: match threads {
                 Some(threads) => Some(uniform(warp, threads, mask)?),
@@ -162,11 +130,7 @@ impl Barrier {
 impl Barrier {
     /// Writes the result of a vote when the barrier lets lanes go on.
     pub(crate) fn finish(&self, registers: &mut Registers, mask: Mask, votes: Votes) {
-        let Barrier::Block {
-            reduction: Some(reduction),
-            ..
-        } = *self
-        else {
+        let Barrier::Block { reduction: Some(reduction), .. } = *self else {
             return;
         };
         let all = |truth: bool| if truth { Mask::MAX } else { 0 };
@@ -183,9 +147,6 @@ fn uniform(warp: &Warp, operand: Operand, mask: Mask) -> Result<u64, Fault> {
     let first = warp.registers.lane(operand, mask.trailing_zeros() as usize);
     match lanes(mask).find(|&lane| warp.registers.lane(operand, lane) != first) {
         None => Ok(first),
-        Some(lane) => Err(Fault::Illegal {
-            rule: "the operands of a barrier differ between lanes of a warp",
-            lane,
-        }),
+        Some(lane) => Err(Fault::Illegal { rule: "the operands of a barrier differ between lanes of a warp", lane }),
     }
 }

@@ -10,30 +10,13 @@ use crate::syntax::Statement;
 #[derive(Clone, Debug)]
 pub(crate) enum Bits {
     /// The field of `sources[0]` at position `[1]` of length `[2]`.
-    Extract {
-        bits: u32,
-        signed: bool,
-        d: Reg,
-        sources: [Operand; 3],
-    },
+    Extract { bits: u32, signed: bool, d: Reg, sources: [Operand; 3] },
     /// `field` placed into `base`.
-    Insert {
-        bits: u32,
-        d: Reg,
-        field: Operand,
-        base: Operand,
-        position: Operand,
-        length: Operand,
-    },
+    Insert { bits: u32, d: Reg, field: Operand, base: Operand, position: Operand, length: Operand },
     /// Four bytes chosen from eight by the nibbles of the third source.
     Permute { d: Reg, sources: [Operand; 3] },
     /// A function of one word.
-    Unary {
-        function: Unary,
-        bits: u32,
-        d: Reg,
-        a: Operand,
-    },
+    Unary { function: Unary, bits: u32, d: Reg, a: Operand },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,23 +58,14 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Bits, ParseErrorKind> 
             s.require("b32")?;
             Ok(Bits::Permute {
                 d: s.destination(Type::B32)?,
-                sources: [
-                    s.source(Type::B32)?,
-                    s.source(Type::B32)?,
-                    s.source(Type::B32)?,
-                ],
+                sources: [s.source(Type::B32)?, s.source(Type::B32)?, s.source(Type::B32)?],
             })
         }
         "popc" => unary(s, Unary::PopulationCount, Type::U32),
         "clz" => unary(s, Unary::LeadingZeros, Type::U32),
         "brev" => {
             let ty = s.ty_of(&[Type::B32, Type::B64])?;
-            Ok(Bits::Unary {
-                function: Unary::Reverse,
-                bits: ty.bits(),
-                d: s.destination(ty)?,
-                a: s.source(ty)?,
-            })
+            Ok(Bits::Unary { function: Unary::Reverse, bits: ty.bits(), d: s.destination(ty)?, a: s.source(ty)? })
         }
         "bfind" => {
             let shift = s.take("shiftamt");
@@ -114,39 +88,16 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Bits, ParseErrorKind> 
 
 fn unary(s: &mut Statement<'_, '_>, function: Unary, d: Type) -> Result<Bits, ParseErrorKind> {
     let ty = s.ty_of(&[Type::B32, Type::B64])?;
-    Ok(Bits::Unary {
-        function,
-        bits: ty.bits(),
-        d: s.destination(d)?,
-        a: s.source(ty)?,
-    })
+    Ok(Bits::Unary { function, bits: ty.bits(), d: s.destination(d)?, a: s.source(ty)? })
 }
 
 impl Bits {
     pub(crate) fn execute(&self, r: &mut Registers, mask: Mask) {
         match *self {
-            Bits::Extract {
-                bits,
-                signed,
-                d,
-                sources,
-            } => r.map3(d, sources, mask, |a, position, length| {
-                extract(
-                    a,
-                    (position & 255) as u32,
-                    (length & 255) as u32,
-                    bits,
-                    signed,
-                )
+            Bits::Extract { bits, signed, d, sources } => r.map3(d, sources, mask, |a, position, length| {
+                extract(a, (position & 255) as u32, (length & 255) as u32, bits, signed)
             }),
-            Bits::Insert {
-                bits,
-                d,
-                field,
-                base,
-                position,
-                length,
-            } => {
+            Bits::Insert { bits, d, field, base, position, length } => {
                 let (position, length) = (r.get(position), r.get(length));
                 let (field, base) = (r.get(field), r.get(base));
                 let out = std::array::from_fn(|l| {
@@ -157,18 +108,14 @@ impl Bits {
                 r.set(d, &out, mask);
             }
             Bits::Permute { d, sources } => r.map3(d, sources, mask, permute),
-            Bits::Unary {
-                function,
-                bits,
-                d,
-                a,
-            } => r.map1(d, a, mask, |a| function.apply(a, bits)),
+            Bits::Unary { function, bits, d, a } => r.map1(d, a, mask, |a| function.apply(a, bits)),
         }
     }
 }
 
 impl Unary {
     fn apply(self, a: u64, bits: u32) -> u64 {
+        let a = a & low_bits(bits);
         match self {
             Unary::PopulationCount => u64::from(a.count_ones()),
             Unary::LeadingZeros => u64::from(a.leading_zeros() - (64 - bits)),

@@ -16,10 +16,7 @@ pub(crate) enum Branch {
     Trap,
 }
 
-pub(super) fn decode<'t>(
-    s: &mut Statement<'_, 't>,
-    label: &mut Option<&'t str>,
-) -> Result<Branch, ParseErrorKind> {
+pub(super) fn decode<'t>(s: &mut Statement<'_, 't>, label: &mut Option<&'t str>) -> Result<Branch, ParseErrorKind> {
     // `.uni` promises that no lane diverges; nothing is gained by it here.
     s.take("uni");
     match s.head() {

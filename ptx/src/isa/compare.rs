@@ -12,33 +12,15 @@ use crate::syntax::Statement;
 #[derive(Clone, Debug)]
 pub(crate) enum Compare {
     /// Writes the result, and its negation to a second predicate.
-    SetPredicate {
-        test: Test,
-        combine: Option<(Binary, PredicateOperand)>,
-        p: Predicate,
-        q: Option<Predicate>,
-    },
+    SetPredicate { test: Test, combine: Option<(Binary, PredicateOperand)>, p: Predicate, q: Option<Predicate> },
     /// Writes all ones, or 1.0 for a float destination, where the test holds.
     Set { test: Test, one: u64, d: Reg },
     /// The first source where the predicate holds, else the second.
-    Select {
-        d: Reg,
-        sources: [Operand; 2],
-        condition: PredicateOperand,
-    },
+    Select { d: Reg, sources: [Operand; 2], condition: PredicateOperand },
     /// The first source where the third is not negative, else the second.
-    SelectBySign {
-        float: bool,
-        d: Reg,
-        sources: [Operand; 3],
-    },
+    SelectBySign { float: bool, d: Reg, sources: [Operand; 3] },
     /// Whether a float is of some kind.
-    Kind {
-        kind: FloatKind,
-        double: bool,
-        p: Predicate,
-        a: Operand,
-    },
+    Kind { kind: FloatKind, double: bool, p: Predicate, a: Operand },
 }
 
 /// A relation of two values of one type.
@@ -71,12 +53,7 @@ pub(crate) enum FloatKind {
 }
 
 const fn relation(less: bool, equal: bool, greater: bool, unordered: bool) -> Relation {
-    Relation {
-        less,
-        equal,
-        greater,
-        unordered,
-    }
+    Relation { less, equal, greater, unordered }
 }
 
 const RELATIONS: [(&str, Relation); 18] = [
@@ -100,11 +77,7 @@ const RELATIONS: [(&str, Relation); 18] = [
     ("nan", relation(false, false, false, true)),
 ];
 
-const COMBINE: [(&str, Binary); 3] = [
-    ("and", Binary::And),
-    ("or", Binary::Or),
-    ("xor", Binary::Xor),
-];
+const COMBINE: [(&str, Binary); 3] = [("and", Binary::And), ("or", Binary::Or), ("xor", Binary::Xor)];
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Compare, ParseErrorKind> {
     match s.head() {
@@ -119,17 +92,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Compare, ParseErrorKin
                 Some(operation) => Some((operation, s.predicate_source()?)),
                 None => None,
             };
-            Ok(Compare::SetPredicate {
-                test: Test {
-                    relation,
-                    ty,
-                    flush,
-                    sources,
-                },
-                combine,
-                p,
-                q,
-            })
+            Ok(Compare::SetPredicate { test: Test { relation, ty, flush, sources }, combine, p, q })
         }
         "set" => {
             let relation = s.select(&RELATIONS, "a comparison")?;
@@ -142,12 +105,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Compare, ParseErrorKin
                     Type::F32 => u64::from(1f32.to_bits()),
                     _ => 0xffff_ffff,
                 },
-                test: Test {
-                    relation,
-                    ty,
-                    flush,
-                    sources: [s.source(ty)?, s.source(ty)?],
-                },
+                test: Test { relation, ty, flush, sources: [s.source(ty)?, s.source(ty)?] },
             })
         }
         "selp" => {
@@ -179,12 +137,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Compare, ParseErrorKin
             ];
             let kind = s.select(&kinds, "a kind of float")?;
             let ty = s.ty_of(&[Type::F32, Type::F64])?;
-            Ok(Compare::Kind {
-                kind,
-                double: ty == Type::F64,
-                p: s.predicate()?,
-                a: s.source(ty)?,
-            })
+            Ok(Compare::Kind { kind, double: ty == Type::F64, p: s.predicate()?, a: s.source(ty)? })
         }
         _ => Err(s.unsupported()),
     }
@@ -225,12 +178,8 @@ impl Test {
                 let of = |bits: u64| flush(f32::from_bits(bits as u32));
                 relation.holds(of(a), of(b))
             }),
-            Type::F32 => r.test(sources, |a, b| {
-                relation.holds(f32::from_bits(a as u32), f32::from_bits(b as u32))
-            }),
-            Type::F64 => r.test(sources, |a, b| {
-                relation.holds(f64::from_bits(a), f64::from_bits(b))
-            }),
+            Type::F32 => r.test(sources, |a, b| relation.holds(f32::from_bits(a as u32), f32::from_bits(b as u32))),
+            Type::F64 => r.test(sources, |a, b| relation.holds(f64::from_bits(a), f64::from_bits(b))),
             ty if ty.is_signed() => {
                 let bits = ty.bits();
                 let of = |x| sign_extend(x, bits) as i64;
@@ -245,12 +194,7 @@ impl Compare {
     #[inline]
     pub(crate) fn execute(&self, r: &mut Registers, mask: Mask) {
         match self {
-            Compare::SetPredicate {
-                test,
-                combine,
-                p,
-                q,
-            } => {
+            Compare::SetPredicate { test, combine, p, q } => {
                 let outcome = test.run(r);
                 let with = |r: &Registers, bits| match combine {
                     Some((operation, c)) => operation.masks(bits, r.predicate(*c)),
@@ -267,11 +211,7 @@ impl Compare {
                 let out = std::array::from_fn(|l| if bits >> l & 1 == 1 { *one } else { 0 });
                 r.set(*d, &out, mask);
             }
-            Compare::Select {
-                d,
-                sources: [a, b],
-                condition,
-            } => {
+            Compare::Select { d, sources: [a, b], condition } => {
                 let bits = r.predicate(*condition);
                 let (a, b) = (r.get(*a), r.get(*b));
                 let out = std::array::from_fn(|l| if bits >> l & 1 == 1 { a[l] } else { b[l] });

@@ -35,13 +35,7 @@ pub(crate) enum Convert {
         a: Operand,
     },
     /// Two floats to one packed word; the first source becomes the high half.
-    Pack {
-        to: Type,
-        rounding: Rounding,
-        relu: bool,
-        d: Reg,
-        sources: [Operand; 2],
-    },
+    Pack { to: Type, rounding: Rounding, relu: bool, d: Reg, sources: [Operand; 2] },
 }
 
 /// How a conversion rounds.
@@ -101,31 +95,14 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Convert, ParseErrorKin
         }
         let (d, width) = s.wide_destination(to)?;
         let a = s.wide_source(from)?;
-        return Ok(Convert::Resize {
-            from,
-            to,
-            saturate,
-            width,
-            d,
-            a,
-        });
+        return Ok(Convert::Resize { from, to, saturate, width, d, a });
     }
     if !supported(from, to, rounding) || (relu && !matches!(to, Type::Bf16 | Type::F16)) {
         return Err(s.unsupported());
     }
     let (d, width) = s.wide_destination(to)?;
     let a = s.wide_source(from)?;
-    Ok(Convert::Float {
-        from,
-        to,
-        rounding,
-        flush,
-        saturate,
-        relu,
-        width,
-        d,
-        a,
-    })
+    Ok(Convert::Float { from, to, rounding, flush, saturate, relu, width, d, a })
 }
 
 fn supported(from: Type, to: Type, rounding: Rounding) -> bool {
@@ -140,9 +117,7 @@ fn supported(from: Type, to: Type, rounding: Rounding) -> bool {
         (Type::F32, Type::F16 | Type::Bf16) => {
             matches!(rounding, Rounding::Nearest | Rounding::Zero)
         }
-        (Type::F16 | Type::Bf16, Type::F32 | Type::F64) | (Type::F32, Type::F64) => {
-            rounding == Rounding::Exact
-        }
+        (Type::F16 | Type::Bf16, Type::F32 | Type::F64) | (Type::F32, Type::F64) => rounding == Rounding::Exact,
         (Type::F64, Type::F32) => rounding == Rounding::Nearest,
         _ => false,
     }
@@ -152,14 +127,7 @@ impl Convert {
     #[inline]
     pub(crate) fn execute(&self, r: &mut Registers, mask: Mask) {
         match *self {
-            Convert::Resize {
-                from,
-                to,
-                saturate: false,
-                width,
-                d,
-                a,
-            } => {
+            Convert::Resize { from, to, saturate: false, width, d, a } => {
                 let take = from.bits().min(to.bits());
                 let give = low_bits(if to.is_signed() { width } else { to.bits() });
                 // Truncation keeps the low bits; what is left extends to the
@@ -175,27 +143,10 @@ impl Convert {
                     r.map1(d, a, mask, |a| a & keep);
                 }
             }
-            Convert::Resize {
-                from,
-                to,
-                width,
-                d,
-                a,
-                ..
-            } => r.map1(d, a, mask, |a| {
-                clamp(integer(a, from), to) as u64 & low_bits(width)
-            }),
-            Convert::Float {
-                from,
-                to,
-                rounding,
-                flush,
-                saturate,
-                relu,
-                width,
-                d,
-                a,
-            } => r.map1(d, a, mask, |a| {
+            Convert::Resize { from, to, width, d, a, .. } => {
+                r.map1(d, a, mask, |a| clamp(integer(a, from), to) as u64 & low_bits(width))
+            }
+            Convert::Float { from, to, rounding, flush, saturate, relu, width, d, a } => r.map1(d, a, mask, |a| {
                 let bits = if from.is_integer() {
                     from_integer(integer(a, from), to)
                 } else {
@@ -206,18 +157,8 @@ impl Convert {
                     false => bits,
                 }
             }),
-            Convert::Pack {
-                to,
-                rounding,
-                relu,
-                d,
-                sources,
-            } => {
-                let half = if to == Type::Bf16x2 {
-                    Type::Bf16
-                } else {
-                    Type::F16
-                };
+            Convert::Pack { to, rounding, relu, d, sources } => {
+                let half = if to == Type::Bf16x2 { Type::Bf16 } else { Type::F16 };
                 r.map2(d, sources, mask, |high, low| {
                     let one = |x: u64| narrow(f32::from_bits(x as u32), half, rounding, relu);
                     one(high) << 16 | one(low)
@@ -265,14 +206,7 @@ fn from_integer(value: i128, to: Type) -> u64 {
     }
 }
 
-fn from_float(
-    x: f64,
-    to: Type,
-    rounding: Rounding,
-    saturate: bool,
-    relu: bool,
-    on_off: bool,
-) -> u64 {
+fn from_float(x: f64, to: Type, rounding: Rounding, saturate: bool, relu: bool, on_off: bool) -> u64 {
     let x = match rounding {
         Rounding::Integer(ToInteger::Nearest) => x.round_ties_even(),
         Rounding::Integer(ToInteger::Zero) => x.trunc(),
@@ -322,11 +256,7 @@ fn narrow(x: f32, to: Type, rounding: Rounding, relu: bool) -> u64 {
         Type::F16 => f16::from_bits(nearest).to_f32(),
         _ => bf16::from_bits(nearest).to_f32(),
     };
-    u64::from(if value.abs() > x.abs() {
-        nearest - 1
-    } else {
-        nearest
-    })
+    u64::from(if value.abs() > x.abs() { nearest - 1 } else { nearest })
 }
 
 /// Keeps ten bits of the mantissa.

@@ -27,13 +27,7 @@ pub(crate) enum Semantics {
 
 /// Consumes a scope.
 pub(super) fn scope_of(s: &mut Statement<'_, '_>) -> Option<Scope> {
-    s.choose(&[
-        ("cta", Scope::Block),
-        ("gpu", Scope::Device),
-        ("gl", Scope::Device),
-        ("sys", Scope::Device),
-        ("cluster", Scope::Device),
-    ])
+    s.choose(&[("cta", Scope::Block), ("gpu", Scope::Device), ("gl", Scope::Device), ("sys", Scope::Device)])
 }
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Fence, ParseErrorKind> {

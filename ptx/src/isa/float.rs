@@ -48,11 +48,7 @@ enum Operation {
     CopySign,
 }
 
-const DIRECTIONS: [(&str, Direction); 3] = [
-    ("rz", Direction::Zero),
-    ("rm", Direction::Down),
-    ("rp", Direction::Up),
-];
+const DIRECTIONS: [(&str, Direction); 3] = [("rz", Direction::Zero), ("rm", Direction::Down), ("rp", Direction::Up)];
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Float, ParseErrorKind> {
     use Operation::*;
@@ -108,15 +104,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Float, ParseErrorKind>
     for source in &mut sources[..count] {
         *source = s.source(ty)?;
     }
-    Ok(Float {
-        operation,
-        double,
-        flush,
-        saturate,
-        directed,
-        d,
-        sources,
-    })
+    Ok(Float { operation, double, flush, saturate, directed, d, sources })
 }
 
 impl Float {
@@ -160,13 +148,7 @@ impl Float {
         });
     }
 
-    fn run<T: Real>(
-        &self,
-        registers: &mut Registers,
-        mask: Mask,
-        input: impl Fn(T) -> T,
-        output: impl Fn(T) -> T,
-    ) {
+    fn run<T: Real>(&self, registers: &mut Registers, mask: Mask, input: impl Fn(T) -> T, output: impl Fn(T) -> T) {
         let d = self.d;
         let [a, b, _] = self.sources;
         let two = [a, b];
@@ -176,13 +158,11 @@ impl Float {
             Operation::Add => registers.map2(d, two, mask, |a, b| to(of(a).add(of(b)))),
             Operation::Sub => registers.map2(d, two, mask, |a, b| to(of(a).add(of(b).negate()))),
             Operation::Mul => registers.map2(d, two, mask, |a, b| to(of(a).mul(of(b)))),
-            Operation::Fma => {
-                registers.map3(d, self.sources, mask, |a, b, c| to(of(a).fma(of(b), of(c))))
-            }
+            Operation::Fma => registers.map3(d, self.sources, mask, |a, b, c| to(of(a).fma(of(b), of(c)))),
             Operation::Div => registers.map2(d, two, mask, |a, b| to(of(a).div(of(b)))),
-            Operation::Min { nan } => registers.map2(d, two, mask, |a, b| {
-                to(of(a).negate().larger(of(b).negate(), nan).negate())
-            }),
+            Operation::Min { nan } => {
+                registers.map2(d, two, mask, |a, b| to(of(a).negate().larger(of(b).negate(), nan).negate()))
+            }
             Operation::Max { nan } => {
                 registers.map2(d, two, mask, |a, b| to(of(a).larger(of(b), nan)));
             }
@@ -209,14 +189,8 @@ impl Direction {
             false => (wide > sum, wide < sum),
         };
         match self {
-            Direction::Down | Direction::Zero
-                if above && (self == Direction::Down || sum > 0.0) =>
-            {
-                nearest.next_down()
-            }
-            Direction::Up | Direction::Zero if below && (self == Direction::Up || sum < 0.0) => {
-                nearest.next_up()
-            }
+            Direction::Down | Direction::Zero if above && (self == Direction::Down || sum > 0.0) => nearest.next_down(),
+            Direction::Up | Direction::Zero if below && (self == Direction::Up || sum < 0.0) => nearest.next_up(),
             _ => nearest,
         }
     }
@@ -230,11 +204,7 @@ fn saturated(x: f32) -> f32 {
 /// A subnormal as the zero of its sign.
 #[inline]
 pub(super) fn flush(x: f32) -> f32 {
-    if x.is_subnormal() {
-        0f32.copysign(x)
-    } else {
-        x
-    }
+    if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
 trait Real: Copy {
@@ -295,11 +265,7 @@ macro_rules! real {
                         (true, _) => <$real>::NAN,
                     };
                 }
-                if self > other || (self == other && self.is_sign_positive()) {
-                    self
-                } else {
-                    other
-                }
+                if self > other || (self == other && self.is_sign_positive()) { self } else { other }
             }
         }
     };

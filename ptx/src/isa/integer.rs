@@ -35,28 +35,15 @@ enum Operation {
     Neg,
 }
 
-const INTEGERS: [Type; 6] = [
-    Type::U16,
-    Type::U32,
-    Type::U64,
-    Type::S16,
-    Type::S32,
-    Type::S64,
-];
+const INTEGERS: [Type; 6] = [Type::U16, Type::U32, Type::U64, Type::S16, Type::S32, Type::S64];
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Integer, ParseErrorKind> {
     use Operation::*;
     let operation = match s.head() {
         "add" => Add,
         "sub" => Sub,
-        "mul" => s.select(
-            &[("lo", MulLow), ("hi", MulHigh), ("wide", MulWide)],
-            "lo, hi or wide",
-        )?,
-        "mad" => s.select(
-            &[("lo", MadLow), ("hi", MadHigh), ("wide", MadWide)],
-            "lo, hi or wide",
-        )?,
+        "mul" => s.select(&[("lo", MulLow), ("hi", MulHigh), ("wide", MulWide)], "lo, hi or wide")?,
+        "mad" => s.select(&[("lo", MadLow), ("hi", MadHigh), ("wide", MadWide)], "lo, hi or wide")?,
         "div" => Div,
         "rem" => Rem,
         "min" => Min,
@@ -85,12 +72,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Integer, ParseErrorKin
     if matches!(operation, MadLow | MadHigh | MadWide) {
         sources[2] = s.source(wide)?;
     }
-    Ok(Integer {
-        operation,
-        ty,
-        d,
-        sources,
-    })
+    Ok(Integer { operation, ty, d, sources })
 }
 
 impl Integer {
@@ -117,12 +99,8 @@ impl Integer {
             Operation::MulLow => registers.map2(d, two, mask, |a, b| of(a).mul(of(b)).bits()),
             Operation::MulHigh => registers.map2(d, two, mask, |a, b| of(a).high(of(b)).bits()),
             Operation::MulWide => registers.map2(d, two, mask, |a, b| of(a).wide(of(b), 0)),
-            Operation::MadLow => registers.map3(d, self.sources, mask, |a, b, c| {
-                of(a).mul(of(b)).add(of(c)).bits()
-            }),
-            Operation::MadHigh => registers.map3(d, self.sources, mask, |a, b, c| {
-                of(a).high(of(b)).add(of(c)).bits()
-            }),
+            Operation::MadLow => registers.map3(d, self.sources, mask, |a, b, c| of(a).mul(of(b)).add(of(c)).bits()),
+            Operation::MadHigh => registers.map3(d, self.sources, mask, |a, b, c| of(a).high(of(b)).add(of(c)).bits()),
             Operation::MadWide => {
                 registers.map3(d, self.sources, mask, |a, b, c| of(a).wide(of(b), c));
             }
@@ -187,19 +165,11 @@ macro_rules! int {
             // The PTX ISA leaves division by zero open; GPUs give all ones.
             #[inline]
             fn div(self, other: Self) -> Self {
-                if other == 0 {
-                    !0
-                } else {
-                    self.wrapping_div(other)
-                }
+                if other == 0 { !0 } else { self.wrapping_div(other) }
             }
             #[inline]
             fn rem(self, other: Self) -> Self {
-                if other == 0 {
-                    self
-                } else {
-                    self.wrapping_rem(other)
-                }
+                if other == 0 { self } else { self.wrapping_rem(other) }
             }
             #[inline]
             fn abs(self) -> Self {

@@ -29,16 +29,13 @@ enum Elements {
     Store(Vec<Operand>),
 }
 
-pub(super) const SPACES: [(&str, Space); 9] = [
+const SPACES: [(&str, Space); 6] = [
     ("global", Space::Global),
     ("shared", Space::Shared),
     ("shared::cta", Space::Shared),
     ("local", Space::Local),
     ("param", Space::Param),
     ("param::entry", Space::Param),
-    ("const", Space::Global),
-    ("shared::cluster", Space::Shared),
-    ("param::func", Space::Param),
 ];
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<LoadStore, ParseErrorKind> {
@@ -65,9 +62,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<LoadStore, ParseErrorK
         return Err(s.unsupported());
     }
     let scope = scope_of(s).unwrap_or(Scope::Device);
-    // Distributed shared memory and function parameters need more than one block
-    // and calls, neither of which this target has.
-    let space = s.choose(&SPACES[..7]);
+    let space = s.choose(&SPACES);
     let policy = cache_hints(s);
     let count = s.choose(&[("v2", 2), ("v4", 4)]).unwrap_or(1);
     let ty = s.ty()?;
@@ -91,14 +86,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<LoadStore, ParseErrorK
     if policy {
         s.source(Type::B64)?;
     }
-    Ok(LoadStore {
-        space,
-        ty,
-        address,
-        semantics,
-        scope,
-        elements,
-    })
+    Ok(LoadStore { space, ty, address, semantics, scope, elements })
 }
 
 /// Consumes modifiers that only steer caches, which this machine does not have;
@@ -124,8 +112,7 @@ pub(super) fn cache_hints(s: &mut Statement<'_, '_>) -> bool {
     ]
     .map(|hint| (hint, false));
     let mut policy = false;
-    let all =
-        |s: &mut Statement<'_, '_>| s.choose(&hints).or(s.choose(&[("L2::cache_hint", true)]));
+    let all = |s: &mut Statement<'_, '_>| s.choose(&hints).or(s.choose(&[("L2::cache_hint", true)]));
     while let Some(takes_policy) = all(s) {
         policy |= takes_policy;
     }
@@ -142,17 +129,8 @@ pub(super) fn addresses(registers: &Registers, address: Address) -> Lanes {
 }
 
 /// Splits lanes by space and turns generic addresses into those of a space.
-pub(super) fn spaces(
-    space: Option<Space>,
-    addresses: &mut Lanes,
-    mask: Mask,
-) -> [(Space, Mask); 4] {
-    let mut split = [
-        (Space::Global, 0),
-        (Space::Shared, 0),
-        (Space::Local, 0),
-        (Space::Param, 0),
-    ];
+pub(super) fn spaces(space: Option<Space>, addresses: &mut Lanes, mask: Mask) -> [(Space, Mask); 4] {
+    let mut split = [(Space::Global, 0), (Space::Shared, 0), (Space::Local, 0), (Space::Param, 0)];
     if let Some(space) = space {
         for (name, lanes) in &mut split {
             if *name == space {
@@ -184,12 +162,7 @@ impl LoadStore {
         }
     }
 
-    pub(crate) fn execute(
-        &self,
-        warp: &mut Warp,
-        context: &mut Context<'_, '_>,
-        mask: Mask,
-    ) -> Result<(), Fault> {
+    pub(crate) fn execute(&self, warp: &mut Warp, context: &mut Context<'_, '_>, mask: Mask) -> Result<(), Fault> {
         let count = match &self.elements {
             Elements::Load(destinations) => destinations.len(),
             Elements::Store(sources) => sources.len(),
@@ -227,12 +200,7 @@ impl LoadStore {
     }
 
     /// Makes the access of one lane.
-    fn element(
-        &self,
-        warp: &mut Warp,
-        context: &mut Context<'_, '_>,
-        access: &Access,
-    ) -> Result<(), Fault> {
+    fn element(&self, warp: &mut Warp, context: &mut Context<'_, '_>, access: &Access) -> Result<(), Fault> {
         let bits = self.ty.bits();
         match &self.elements {
             Elements::Load(destinations) => {

@@ -74,24 +74,14 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Logic, ParseErrorKind>
         "and" => binary(s, Binary::And),
         "or" => binary(s, Binary::Or),
         "xor" => binary(s, Binary::Xor),
-        "not" if s.take("pred") => Ok(Logic::NotPredicate {
-            d: s.predicate()?,
-            a: s.predicate_source()?,
-        }),
+        "not" if s.take("pred") => Ok(Logic::NotPredicate { d: s.predicate()?, a: s.predicate_source()? }),
         "not" => {
             let ty = s.ty_of(&BITS)?;
-            Ok(Logic::Not {
-                bits: ty.bits(),
-                d: s.destination(ty)?,
-                a: s.source(ty)?,
-            })
+            Ok(Logic::Not { bits: ty.bits(), d: s.destination(ty)?, a: s.source(ty)? })
         }
         "cnot" => {
             let ty = s.ty_of(&BITS)?;
-            Ok(Logic::LogicalNot {
-                d: s.destination(ty)?,
-                a: s.source(ty)?,
-            })
+            Ok(Logic::LogicalNot { d: s.destination(ty)?, a: s.source(ty)? })
         }
         "shl" => {
             let ty = s.ty_of(&BITS)?;
@@ -116,13 +106,9 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Logic, ParseErrorKind>
         "lop3" => {
             s.require("b32")?;
             let d = s.destination(Type::B32)?;
-            let sources = [
-                s.source(Type::B32)?,
-                s.source(Type::B32)?,
-                s.source(Type::B32)?,
-            ];
-            let table = u8::try_from(s.literal()?)
-                .map_err(|_| ParseErrorKind::WrongOperand("an eight-bit truth table"))?;
+            let sources = [s.source(Type::B32)?, s.source(Type::B32)?, s.source(Type::B32)?];
+            let table =
+                u8::try_from(s.literal()?).map_err(|_| ParseErrorKind::WrongOperand("an eight-bit truth table"))?;
             Ok(Logic::Lookup { table, d, sources })
         }
         "shf" => {
@@ -133,11 +119,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Logic, ParseErrorKind>
                 left,
                 clamp,
                 d: s.destination(Type::B32)?,
-                sources: [
-                    s.source(Type::B32)?,
-                    s.source(Type::B32)?,
-                    s.source(Type::U32)?,
-                ],
+                sources: [s.source(Type::B32)?, s.source(Type::B32)?, s.source(Type::U32)?],
             })
         }
         _ => Err(s.unsupported()),
@@ -153,11 +135,7 @@ fn binary(s: &mut Statement<'_, '_>, operation: Binary) -> Result<Logic, ParseEr
         });
     }
     let ty = s.ty_of(&BITS)?;
-    Ok(Logic::Binary {
-        operation,
-        d: s.destination(ty)?,
-        sources: [s.source(ty)?, s.source(ty)?],
-    })
+    Ok(Logic::Binary { operation, d: s.destination(ty)?, sources: [s.source(ty)?, s.source(ty)?] })
 }
 
 impl Binary {
@@ -175,11 +153,7 @@ impl Logic {
     #[inline]
     pub(crate) fn execute(&self, r: &mut Registers, mask: Mask) {
         match *self {
-            Logic::Binary {
-                operation,
-                d,
-                sources,
-            } => match operation {
+            Logic::Binary { operation, d, sources } => match operation {
                 Binary::And => r.map2(d, sources, mask, |a, b| a & b),
                 Binary::Or => r.map2(d, sources, mask, |a, b| a | b),
                 Binary::Xor => r.map2(d, sources, mask, |a, b| a ^ b),
@@ -191,20 +165,9 @@ impl Logic {
             Logic::LogicalNot { d, a } => r.map1(d, a, mask, |a| u64::from(a == 0)),
             Logic::ShiftLeft { bits, d, sources } => {
                 let keep = low_bits(bits);
-                r.map2(d, sources, mask, |a, n| {
-                    if n >= u64::from(bits) {
-                        0
-                    } else {
-                        (a << n) & keep
-                    }
-                });
+                r.map2(d, sources, mask, |a, n| if n >= u64::from(bits) { 0 } else { (a << n) & keep });
             }
-            Logic::ShiftRight {
-                bits,
-                signed,
-                d,
-                sources,
-            } => {
+            Logic::ShiftRight { bits, signed, d, sources } => {
                 let keep = low_bits(bits);
                 if signed {
                     r.map2(d, sources, mask, |a, n| {
@@ -212,36 +175,26 @@ impl Logic {
                         ((sign_extend(a, bits) as i64) >> n) as u64 & keep
                     });
                 } else {
-                    r.map2(d, sources, mask, |a, n| {
-                        if n >= u64::from(bits) { 0 } else { a >> n }
-                    });
+                    r.map2(d, sources, mask, |a, n| if n >= u64::from(bits) { 0 } else { a >> n });
                 }
             }
             Logic::Lookup { table, d, sources } => {
                 r.map3(d, sources, mask, |a, b, c| {
                     let select = |bit: u8, x: u64, n: u8| if n & bit != 0 { x } else { !x };
-                    (0..8u8).filter(|n| table >> n & 1 == 1).fold(0, |out, n| {
-                        out | (select(4, a, n) & select(2, b, n) & select(1, c, n))
-                    }) & low_bits(32)
+                    (0..8u8)
+                        .filter(|n| table >> n & 1 == 1)
+                        .fold(0, |out, n| out | (select(4, a, n) & select(2, b, n) & select(1, c, n)))
+                        & low_bits(32)
                 });
             }
-            Logic::Funnel {
-                left,
-                clamp,
-                d,
-                sources,
-            } => r.map3(d, sources, mask, |a, b, n| {
+            Logic::Funnel { left, clamp, d, sources } => r.map3(d, sources, mask, |a, b, n| {
                 let n = if clamp { n.min(32) } else { n & 31 };
                 let word = b << 32 | a;
                 let out = if left { word << n >> 32 } else { word >> n };
                 // A left shift by 32 moves the low word into the high half.
                 out & low_bits(32)
             }),
-            Logic::Predicates {
-                operation,
-                d,
-                sources: [a, b],
-            } => {
+            Logic::Predicates { operation, d, sources: [a, b] } => {
                 let bits = operation.masks(r.predicate(a), r.predicate(b));
                 r.set_predicate(d, bits, mask);
             }

@@ -54,13 +54,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Math, ParseErrorKind> 
     if double && (!rounded || flush) {
         return Err(ParseErrorKind::UnsupportedModifier("f64".to_owned()));
     }
-    Ok(Math {
-        function,
-        double,
-        flush,
-        d: s.destination(ty)?,
-        a: s.source(ty)?,
-    })
+    Ok(Math { function, double, flush, d: s.destination(ty)?, a: s.source(ty)? })
 }
 
 impl Math {
@@ -68,9 +62,7 @@ impl Math {
         let f = self.function;
         let on_off = self.flush;
         if self.double {
-            registers.map1(self.d, self.a, mask, |a| {
-                f.apply(f64::from_bits(a)).to_bits()
-            });
+            registers.map1(self.d, self.a, mask, |a| f.apply(f64::from_bits(a)).to_bits());
             return;
         }
         registers.map1(self.d, self.a, mask, |a| {

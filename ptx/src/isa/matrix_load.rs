@@ -31,27 +31,15 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<MatrixLoad, ParseError
     let transposed = s.take("trans");
     s.select(&[("shared", ()), ("shared::cta", ())], "shared")?;
     s.require("b16")?;
-    let d: Vec<Reg> = s
-        .destinations(Type::B32)?
-        .into_iter()
-        .map(|(r, _)| r)
-        .collect();
+    let d: Vec<Reg> = s.destinations(Type::B32)?.into_iter().map(|(r, _)| r).collect();
     if d.len() != count {
         return Err(ParseErrorKind::WrongOperand("a vector of that length"));
     }
-    Ok(MatrixLoad {
-        transposed,
-        d,
-        address: s.address()?,
-    })
+    Ok(MatrixLoad { transposed, d, address: s.address()? })
 }
 
 impl MatrixLoad {
-    pub(crate) fn execute(
-        &self,
-        warp: &mut Warp,
-        context: &mut Context<'_, '_>,
-    ) -> Result<(), Fault> {
+    pub(crate) fn execute(&self, warp: &mut Warp, context: &mut Context<'_, '_>) -> Result<(), Fault> {
         let addresses = addresses(&warp.registers, self.address);
         // Each matrix is one pass of 8 x 16 bytes, as a quarter of a warp reads them.
         let lanes = Mask::MAX >> (32 - 8 * self.d.len());

@@ -64,14 +64,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<MatrixMultiply, ParseE
     if a.len() != registers || b.len() != registers / 2 {
         return Err(ParseErrorKind::WrongOperand("a vector of that length"));
     }
-    Ok(MatrixMultiply {
-        input,
-        k,
-        d,
-        a,
-        b,
-        c,
-    })
+    Ok(MatrixMultiply { input, k, d, a, b, c })
 }
 
 impl Input {

@@ -1,5 +1,9 @@
 //! The instruction set: one file per family, each with the typed form of its
 //! instructions, their decoding and their execution.
+//!
+//! A new family is a file here with `decode` and `execute`, a variant of [`Op`]
+//! with its class and gate, its names in [`decode`], and an arm in the `execute`
+//! of a warp.
 
 pub(crate) mod async_copy;
 pub(crate) mod atomic;
@@ -115,20 +119,14 @@ impl Op {
 }
 
 /// Decodes one statement; a branch leaves its label in `label`.
-pub(crate) fn decode<'t>(
-    statement: &mut Statement<'_, 't>,
-    label: &mut Option<&'t str>,
-) -> Result<Op, ParseErrorKind> {
+pub(crate) fn decode<'t>(statement: &mut Statement<'_, 't>, label: &mut Option<&'t str>) -> Result<Op, ParseErrorKind> {
     let s = statement;
     match s.head() {
-        "add" | "sub" | "mul" | "mad" | "div" | "rem" | "min" | "max" | "abs" | "neg" | "fma"
-        | "copysign" => decode_arithmetic(s),
-        "ex2" | "lg2" | "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "tanh" => {
-            math::decode(s).map(Op::Math)
+        "add" | "sub" | "mul" | "mad" | "div" | "rem" | "min" | "max" | "abs" | "neg" | "fma" | "copysign" => {
+            decode_arithmetic(s)
         }
-        "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "lop3" | "shf" => {
-            logic::decode(s).map(Op::Logic)
-        }
+        "ex2" | "lg2" | "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "tanh" => math::decode(s).map(Op::Math),
+        "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" | "lop3" | "shf" => logic::decode(s).map(Op::Logic),
         "bfe" | "bfi" | "prmt" | "popc" | "clz" | "brev" | "bfind" => bits::decode(s).map(Op::Bits),
         "setp" | "selp" | "slct" | "set" | "testp" => compare::decode(s).map(Op::Compare),
         "cvt" => convert::decode(s).map(Op::Convert),

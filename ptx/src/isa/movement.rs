@@ -42,17 +42,13 @@ pub(crate) enum Move {
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Move, ParseErrorKind> {
     match s.head() {
-        "mov" if s.take("pred") => Ok(Move::Predicate {
-            d: s.predicate()?,
-            a: s.predicate_source()?,
-        }),
+        "mov" if s.take("pred") => Ok(Move::Predicate { d: s.predicate()?, a: s.predicate_source()? }),
         "mov" => decode_move(s),
         "cvta" => {
             let subtract = s.take("to");
             let window = s.select(
                 &[
                     ("global", 0),
-                    ("const", 0),
                     ("shared", window(Space::Shared)),
                     ("shared::cta", window(Space::Shared)),
                     ("local", window(Space::Local)),
@@ -61,13 +57,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Move, ParseErrorKind> 
                 "a state space",
             )?;
             let ty = s.ty_of(&[Type::U32, Type::U64])?;
-            Ok(Move::Generic {
-                window,
-                subtract,
-                bits: ty.bits(),
-                d: s.destination(ty)?,
-                a: s.source(ty)?,
-            })
+            Ok(Move::Generic { window, subtract, bits: ty.bits(), d: s.destination(ty)?, a: s.source(ty)? })
         }
         // Policies steer caches, which this machine does not have.
         "createpolicy" => {
@@ -84,10 +74,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Move, ParseErrorKind> 
             if s.remaining() > 0 {
                 s.source(Type::F32)?;
             }
-            Ok(Move::Copy {
-                d,
-                a: Operand::Imm(0),
-            })
+            Ok(Move::Copy { d, a: Operand::Imm(0) })
         }
         _ => Err(s.unsupported()),
     }
@@ -103,11 +90,7 @@ fn decode_move(s: &mut Statement<'_, '_>) -> Result<Move, ParseErrorKind> {
         let parts: Vec<Reg> = s.destinations(part)?.into_iter().map(|(r, _)| r).collect();
         let bits = ty.bits() / parts.len().max(1) as u32;
         check_parts(parts.len(), bits)?;
-        return Ok(Move::Unpack {
-            bits,
-            parts,
-            a: s.source(ty)?,
-        });
+        return Ok(Move::Unpack { bits, parts, a: s.source(ty)? });
     }
     let d = s.destination(ty)?;
     if s.next_is_vector() {
@@ -116,10 +99,7 @@ fn decode_move(s: &mut Statement<'_, '_>) -> Result<Move, ParseErrorKind> {
         check_parts(parts.len(), bits)?;
         return Ok(Move::Pack { bits, d, parts });
     }
-    Ok(Move::Copy {
-        d,
-        a: s.source(ty)?,
-    })
+    Ok(Move::Copy { d, a: s.source(ty)? })
 }
 
 /// The narrowest part that a vector of `ty` may have.
@@ -168,13 +148,7 @@ impl Move {
                     r.set(*part, &out, mask);
                 }
             }
-            Move::Generic {
-                window,
-                subtract,
-                bits,
-                d,
-                a,
-            } => {
+            Move::Generic { window, subtract, bits, d, a } => {
                 let (window, keep) = (*window, low_bits(*bits));
                 if *subtract {
                     r.map1(*d, *a, mask, |a| a.wrapping_sub(window) & keep);

@@ -30,12 +30,7 @@ enum Mode {
 
 pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Shuffle, ParseErrorKind> {
     s.require("sync")?;
-    let modes = [
-        ("up", Mode::Up),
-        ("down", Mode::Down),
-        ("bfly", Mode::Butterfly),
-        ("idx", Mode::Index),
-    ];
+    let modes = [("up", Mode::Up), ("down", Mode::Down), ("bfly", Mode::Butterfly), ("idx", Mode::Index)];
     let mode = s.select(&modes, "a mode")?;
     s.require("b32")?;
     let (d, p) = s.destination_with_predicate(Type::B32)?;
@@ -76,14 +71,9 @@ impl Shuffle {
         let mut out = a;
         let mut in_range = 0;
         for lane in lanes(mask) {
-            let (source, valid) = self
-                .mode
-                .source(lane as u32, b[lane] as u32, c[lane] as u32);
+            let (source, valid) = self.mode.source(lane as u32, b[lane] as u32, c[lane] as u32);
             if mask >> source & 1 == 0 {
-                return Err(Fault::Illegal {
-                    rule: "a shuffle reads a lane outside its member mask",
-                    lane,
-                });
+                return Err(Fault::Illegal { rule: "a shuffle reads a lane outside its member mask", lane });
             }
             out[lane] = a[source as usize];
             in_range |= Mask::from(valid) << lane;

@@ -92,11 +92,7 @@ impl Type {
 
 /// The low `bits` bits set.
 pub(crate) fn low_bits(bits: u32) -> u64 {
-    if bits >= 64 {
-        u64::MAX
-    } else {
-        (1 << bits) - 1
-    }
+    if bits >= 64 { u64::MAX } else { (1 << bits) - 1 }
 }
 
 /// `value` read as a `bits`-wide two's complement number.

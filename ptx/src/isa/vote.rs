@@ -10,40 +10,17 @@ use crate::syntax::Statement;
 #[derive(Clone, Debug)]
 pub(crate) enum Vote {
     /// Whether a predicate holds in all, any or equally many lanes.
-    Test {
-        quorum: Quorum,
-        p: Predicate,
-        a: PredicateOperand,
-        members: Operand,
-    },
+    Test { quorum: Quorum, p: Predicate, a: PredicateOperand, members: Operand },
     /// The lanes in which a predicate holds.
-    Ballot {
-        d: Reg,
-        a: PredicateOperand,
-        members: Operand,
-    },
+    Ballot { d: Reg, a: PredicateOperand, members: Operand },
     /// The lanes that run together.
     ActiveMask { d: Reg },
     /// The lanes that have the same value.
-    MatchAny {
-        d: Reg,
-        a: Operand,
-        members: Operand,
-    },
+    MatchAny { d: Reg, a: Operand, members: Operand },
     /// The members if all have the same value, else zero.
-    MatchAll {
-        d: Reg,
-        p: Option<Predicate>,
-        a: Operand,
-        members: Operand,
-    },
+    MatchAll { d: Reg, p: Option<Predicate>, a: Operand, members: Operand },
     /// A sum, extremum or bitwise combination over the lanes.
-    Reduce {
-        reduction: Reduction,
-        d: Reg,
-        a: Operand,
-        members: Operand,
-    },
+    Reduce { reduction: Reduction, d: Reg, a: Operand, members: Operand },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,9 +46,7 @@ pub(super) fn decode(s: &mut Statement<'_, '_>) -> Result<Vote, ParseErrorKind> 
     match s.head() {
         "activemask" => {
             s.require("b32")?;
-            Ok(Vote::ActiveMask {
-                d: s.destination(Type::B32)?,
-            })
+            Ok(Vote::ActiveMask { d: s.destination(Type::B32)? })
         }
         "vote" => decode_vote(s),
         "match" => decode_match(s),
@@ -90,19 +65,10 @@ fn decode_vote(s: &mut Statement<'_, '_>) -> Result<Vote, ParseErrorKind> {
             members: s.source(Type::B32)?,
         });
     }
-    let quorums = [
-        ("all", Quorum::All),
-        ("any", Quorum::Any),
-        ("uni", Quorum::Uniform),
-    ];
+    let quorums = [("all", Quorum::All), ("any", Quorum::Any), ("uni", Quorum::Uniform)];
     let quorum = s.select(&quorums, "a quorum")?;
     s.require("pred")?;
-    Ok(Vote::Test {
-        quorum,
-        p: s.predicate()?,
-        a: s.predicate_source()?,
-        members: s.source(Type::B32)?,
-    })
+    Ok(Vote::Test { quorum, p: s.predicate()?, a: s.predicate_source()?, members: s.source(Type::B32)? })
 }
 
 fn decode_match(s: &mut Statement<'_, '_>) -> Result<Vote, ParseErrorKind> {
@@ -111,18 +77,9 @@ fn decode_match(s: &mut Statement<'_, '_>) -> Result<Vote, ParseErrorKind> {
     let ty = s.ty_of(&[Type::B32, Type::B64])?;
     if all {
         let (d, p) = s.destination_with_predicate(Type::B32)?;
-        return Ok(Vote::MatchAll {
-            d,
-            p,
-            a: s.source(ty)?,
-            members: s.source(Type::B32)?,
-        });
+        return Ok(Vote::MatchAll { d, p, a: s.source(ty)?, members: s.source(Type::B32)? });
     }
-    Ok(Vote::MatchAny {
-        d: s.destination(Type::B32)?,
-        a: s.source(ty)?,
-        members: s.source(Type::B32)?,
-    })
+    Ok(Vote::MatchAny { d: s.destination(Type::B32)?, a: s.source(ty)?, members: s.source(Type::B32)? })
 }
 
 fn decode_reduction(s: &mut Statement<'_, '_>) -> Result<Vote, ParseErrorKind> {
@@ -140,12 +97,7 @@ fn decode_reduction(s: &mut Statement<'_, '_>) -> Result<Vote, ParseErrorKind> {
         ("xor", Type::B32) => Reduction::Xor,
         _ => return Err(s.unsupported()),
     };
-    Ok(Vote::Reduce {
-        reduction,
-        d: s.destination(Type::B32)?,
-        a: s.source(Type::B32)?,
-        members: s.source(Type::B32)?,
-    })
+    Ok(Vote::Reduce { reduction, d: s.destination(Type::B32)?, a: s.source(Type::B32)?, members: s.source(Type::B32)? })
 }
 
 impl Reduction {
@@ -209,9 +161,7 @@ impl Vote {
                     r.set_predicate(p, if same { Mask::MAX } else { 0 }, mask);
                 }
             }
-            Vote::Reduce {
-                reduction, d, a, ..
-            } => {
+            Vote::Reduce { reduction, d, a, .. } => {
                 let a = r.get(a);
                 let values = lanes(mask).map(|l| (a[l] & low_bits(32)) as u32);
                 let out = values.reduce(|x, y| reduction.combine(x, y)).unwrap_or(0);

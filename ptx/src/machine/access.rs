@@ -31,17 +31,8 @@ pub(crate) enum Strength {
 /// Why a lane cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
-    Refused {
-        refusal: Refusal,
-        space: Space,
-        address: u64,
-        bytes: usize,
-        lane: usize,
-    },
-    Illegal {
-        rule: &'static str,
-        lane: usize,
-    },
+    Refused { refusal: Refusal, space: Space, address: u64, bytes: usize, lane: usize },
+    Illegal { rule: &'static str, lane: usize },
 }
 
 impl Fault {
@@ -54,13 +45,7 @@ impl Fault {
 
 impl Access {
     pub(crate) fn refused(&self, refusal: Refusal) -> Fault {
-        Fault::Refused {
-            refusal,
-            space: self.space,
-            address: self.address,
-            bytes: self.bytes,
-            lane: self.lane,
-        }
+        Fault::Refused { refusal, space: self.space, address: self.address, bytes: self.bytes, lane: self.lane }
     }
 
     fn accessor<'w>(&self, warp: &'w Warp, instruction: u32) -> Accessor<'w> {
@@ -79,10 +64,9 @@ impl Context<'_, '_> {
         match access.space {
             Space::Global => self.load_global(warp, access),
             Space::Shared => self.load_shared(warp, access),
-            Space::Local => warp
-                .local
-                .load(access.lane, access.address, access.bytes)
-                .map_err(|refusal| access.refused(refusal)),
+            Space::Local => {
+                warp.local.load(access.lane, access.address, access.bytes).map_err(|refusal| access.refused(refusal))
+            }
             Space::Param => self.load_parameter(access),
         }
     }
@@ -94,11 +78,7 @@ impl Context<'_, '_> {
     }
 
     /// Checks a read of global memory and returns its allocation and offset.
-    pub(crate) fn check_global_read(
-        &mut self,
-        warp: &Warp,
-        access: &Access,
-    ) -> Result<(usize, usize), Fault> {
+    pub(crate) fn check_global_read(&mut self, warp: &Warp, access: &Access) -> Result<(usize, usize), Fault> {
         let located = self.grid.memory.locate(access.address, access.bytes);
         let (index, offset) = located.map_err(|refusal| access.refused(refusal))?;
         let allocation = self.grid.memory.allocation(index);
@@ -129,9 +109,7 @@ impl Context<'_, '_> {
             let conflict = shadow.read(offset, access.bytes, warp.number, accessor);
             self.report_conflict(access, accessor, conflict, true);
         }
-        Ok(read_bytes(
-            &self.block.shared.data[offset..offset + access.bytes],
-        ))
+        Ok(read_bytes(&self.block.shared.data[offset..offset + access.bytes]))
     }
 
     fn load_parameter(&self, access: &Access) -> Result<u128, Fault> {
@@ -140,21 +118,16 @@ impl Context<'_, '_> {
         }
         let end = access.address.checked_add(access.bytes as u64);
         match end {
-            Some(end) if end <= self.grid.parameters.len() as u64 => Ok(read_bytes(
-                &self.grid.parameters[access.address as usize..end as usize],
-            )),
+            Some(end) if end <= self.grid.parameters.len() as u64 => {
+                Ok(read_bytes(&self.grid.parameters[access.address as usize..end as usize]))
+            }
             _ => Err(access.refused(Refusal::OutOfBounds)),
         }
     }
 
     /// Writes the low bytes of `value`.
     #[inline]
-    pub(crate) fn store(
-        &mut self,
-        warp: &mut Warp,
-        access: &Access,
-        value: u128,
-    ) -> Result<(), Fault> {
+    pub(crate) fn store(&mut self, warp: &mut Warp, access: &Access, value: u128) -> Result<(), Fault> {
         let bytes = access.bytes;
         match access.space {
             Space::Global => {
@@ -168,11 +141,7 @@ impl Context<'_, '_> {
                 write_bytes(slot, value);
                 if self.grid.checks.races {
                     let accessor = access.accessor(warp, self.instruction);
-                    let conflict = self
-                        .grid
-                        .shadow
-                        .of(index, size)
-                        .write(offset, bytes, accessor);
+                    let conflict = self.grid.shadow.of(index, size).write(offset, bytes, accessor);
                     self.report_conflict(access, accessor, conflict, changed);
                 }
             }
@@ -194,10 +163,7 @@ impl Context<'_, '_> {
                 .store(access.lane, access.address, bytes, value)
                 .map_err(|refusal| access.refused(refusal))?,
             Space::Param => {
-                return Err(Fault::Illegal {
-                    rule: "kernel parameters are read only",
-                    lane: access.lane,
-                });
+                return Err(Fault::Illegal { rule: "kernel parameters are read only", lane: access.lane });
             }
         }
         Ok(())
@@ -224,10 +190,7 @@ impl Context<'_, '_> {
             false => kind.into(),
         };
         let (space, address) = (access.space, access.address);
-        self.grid
-            .recorder
-            .events()
-            .race(kind, space, address, earlier, accessor.epoch);
+        self.grid.recorder.events().race(kind, space, address, earlier, accessor.epoch);
     }
 
     fn report_uninitialized(&mut self, warp: &Warp, access: &Access) {
@@ -249,30 +212,12 @@ impl Context<'_, '_> {
         let at = self.location(warp, fault.lane());
         match fault {
             Fault::Illegal { rule, .. } => LaunchError::Illegal { at, rule },
-            Fault::Refused {
-                refusal: Refusal::OutOfBounds,
-                space,
-                address,
-                bytes,
-                ..
-            } => LaunchError::OutOfBounds {
-                at,
-                space,
-                address,
-                bytes,
-            },
-            Fault::Refused {
-                refusal: Refusal::Misaligned,
-                space,
-                address,
-                bytes,
-                ..
-            } => LaunchError::Misaligned {
-                at,
-                space,
-                address,
-                bytes,
-            },
+            Fault::Refused { refusal: Refusal::OutOfBounds, space, address, bytes, .. } => {
+                LaunchError::OutOfBounds { at, space, address, bytes }
+            }
+            Fault::Refused { refusal: Refusal::Misaligned, space, address, bytes, .. } => {
+                LaunchError::Misaligned { at, space, address, bytes }
+            }
         }
     }
 }

@@ -58,12 +58,7 @@ pub(crate) struct Arrival {
 
 impl Barriers {
     pub(crate) fn new(warps: usize, threads: u32) -> Self {
-        Barriers {
-            warps,
-            live: threads,
-            pending: [const { None }; COUNT],
-            released: Vec::new(),
-        }
+        Barriers { warps, live: threads, pending: [const { None }; COUNT], released: Vec::new() }
     }
 
     /// Lanes of `warp` arrive at a barrier.
@@ -78,9 +73,7 @@ impl Barriers {
         let block = (self.warps * WARP) as u64;
         let whole = |&t: &u64| t > 0 && t <= block && t.is_multiple_of(WARP as u64);
         if !arrival.threads.iter().all(whole) {
-            return Err(illegal(
-                "a barrier counts whole warps, and no more than the block has",
-            ));
+            return Err(illegal("a barrier counts whole warps, and no more than the block has"));
         }
         let expected = arrival.threads.map(|t| t as u32);
         // An explicit count is in whole warps, whatever lanes they lack.
@@ -132,12 +125,7 @@ impl Barriers {
         };
         let clock = Rc::new(pending.clock);
         let (waiters, votes) = (pending.waiters.into_iter(), pending.votes);
-        self.released.extend(waiters.map(|(warp, lanes)| Release {
-            warp,
-            lanes,
-            clock: Rc::clone(&clock),
-            votes,
-        }));
+        self.released.extend(waiters.map(|(warp, lanes)| Release { warp, lanes, clock: Rc::clone(&clock), votes }));
     }
 
     /// Takes the lanes that may go on.

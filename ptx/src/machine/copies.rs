@@ -54,13 +54,7 @@ impl Copies {
     }
 
     /// Completes all groups of the lanes but the last `keep`.
-    pub(crate) fn wait(
-        &mut self,
-        context: &mut Context<'_, '_>,
-        clock: &Clock,
-        mask: Mask,
-        keep: u64,
-    ) {
+    pub(crate) fn wait(&mut self, context: &mut Context<'_, '_>, clock: &Clock, mask: Mask, keep: u64) {
         for batch in &mut self.batches {
             let ready = lanes(batch.open & mask).fold(0, |ready, lane| {
                 let closed = u64::from(batch.group[lane]) + keep < u64::from(self.group[lane]);

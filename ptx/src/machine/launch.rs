@@ -73,20 +73,13 @@ impl Launch {
         if self.threads() > 1024 || bz > 64 {
             return Err(LaunchError::Shape("a block has too many threads"));
         }
-        if kernel
-            .max_threads
-            .is_some_and(|max| self.threads() > u64::from(max))
-        {
-            return Err(LaunchError::Shape(
-                "a block has more threads than the kernel was compiled for",
-            ));
+        if kernel.max_threads.is_some_and(|max| self.threads() > u64::from(max)) {
+            return Err(LaunchError::Shape("a block has more threads than the kernel was compiled for"));
         }
         if self.blocks().saturating_mul(self.warps() as u64) > Epoch::MAX_WARPS {
             return Err(LaunchError::Shape("the grid has too many warps to track"));
         }
-        let requested = kernel
-            .dynamic_shared_base
-            .saturating_add(self.dynamic_shared);
+        let requested = kernel.dynamic_shared_base.saturating_add(self.dynamic_shared);
         let limit = kernel.shared_limit;
         if requested > limit {
             return Err(LaunchError::SharedMemory { requested, limit });
@@ -112,10 +105,7 @@ pub struct Checks {
 impl Default for Checks {
     /// Everything.
     fn default() -> Self {
-        Checks {
-            races: true,
-            uninitialized: true,
-        }
+        Checks { races: true, uninitialized: true }
     }
 }
 
@@ -159,12 +149,7 @@ impl Arg {
 /// The launch does not fit the kernel or the device, or a thread faults, or no
 /// thread can go on. Races and reads of unwritten memory are no errors: the
 /// report holds them.
-pub fn launch(
-    kernel: &Kernel,
-    launch: &Launch,
-    arguments: &[Arg],
-    memory: &mut Memory,
-) -> Result<Report, LaunchError> {
+pub fn launch(kernel: &Kernel, launch: &Launch, arguments: &[Arg], memory: &mut Memory) -> Result<Report, LaunchError> {
     launch.check(kernel)?;
     let parameters = pack(kernel, arguments)?;
     let grid = Grid {
@@ -183,20 +168,13 @@ pub fn launch(
 /// Lays the arguments out as the kernel's parameters.
 fn pack(kernel: &Kernel, arguments: &[Arg]) -> Result<Vec<u8>, LaunchError> {
     if arguments.len() != kernel.parameters.len() {
-        return Err(LaunchError::ArgumentCount {
-            expected: kernel.parameters.len(),
-            found: arguments.len(),
-        });
+        return Err(LaunchError::ArgumentCount { expected: kernel.parameters.len(), found: arguments.len() });
     }
     let mut packed = vec![0; kernel.parameter_size];
     for (index, (parameter, argument)) in kernel.parameters.iter().zip(arguments).enumerate() {
         let bytes = argument.bytes();
         if bytes.len() != parameter.size {
-            return Err(LaunchError::ArgumentSize {
-                index,
-                expected: parameter.size,
-                found: bytes.len(),
-            });
+            return Err(LaunchError::ArgumentSize { index, expected: parameter.size, found: bytes.len() });
         }
         packed[parameter.offset..parameter.offset + bytes.len()].copy_from_slice(&bytes);
     }

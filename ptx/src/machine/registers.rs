@@ -3,6 +3,7 @@
 use std::array::from_fn;
 
 use super::lanes::{Mask, WARP, lanes};
+use crate::isa::types::low_bits;
 use crate::isa::{Guard, Operand, Predicate, PredicateOperand, Reg};
 
 /// One value per lane.
@@ -17,13 +18,11 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// Registers with a pattern that is a NaN in every float format, so that
-    /// the use of an unset register shows in results.
-    pub(crate) fn new(values: usize, predicates: usize) -> Self {
-        Registers {
-            values: vec![[0x7fff_dead_7fff_dead; WARP]; values],
-            predicates: vec![0; predicates],
-        }
+    /// Registers of the given widths, with a pattern that is a NaN in every float
+    /// format, so that the use of an unset register shows in results.
+    pub(crate) fn new(widths: &[u32], predicates: usize) -> Self {
+        let unset = |&bits: &u32| [0x7fff_7fff_7fff_7fff & low_bits(bits); WARP];
+        Registers { values: widths.iter().map(unset).collect(), predicates: vec![0; predicates] }
     }
 
     #[inline]
@@ -69,9 +68,7 @@ impl Registers {
     #[inline]
     pub(crate) fn predicate(&self, operand: PredicateOperand) -> Mask {
         match operand {
-            PredicateOperand::Register { predicate, negated } => {
-                self.guard(Guard { predicate, negated })
-            }
+            PredicateOperand::Register { predicate, negated } => self.guard(Guard { predicate, negated }),
             PredicateOperand::Constant(true) => Mask::MAX,
             PredicateOperand::Constant(false) => 0,
         }
@@ -90,25 +87,13 @@ impl Registers {
     }
 
     #[inline]
-    pub(crate) fn map2(
-        &mut self,
-        d: Reg,
-        [a, b]: [Operand; 2],
-        mask: Mask,
-        f: impl Fn(u64, u64) -> u64,
-    ) {
+    pub(crate) fn map2(&mut self, d: Reg, [a, b]: [Operand; 2], mask: Mask, f: impl Fn(u64, u64) -> u64) {
         let (a, b) = (self.get(a), self.get(b));
         self.set(d, &from_fn(|l| f(a[l], b[l])), mask);
     }
 
     #[inline]
-    pub(crate) fn map3(
-        &mut self,
-        d: Reg,
-        [a, b, c]: [Operand; 3],
-        mask: Mask,
-        f: impl Fn(u64, u64, u64) -> u64,
-    ) {
+    pub(crate) fn map3(&mut self, d: Reg, [a, b, c]: [Operand; 3], mask: Mask, f: impl Fn(u64, u64, u64) -> u64) {
         let (a, b, c) = (self.get(a), self.get(b), self.get(c));
         self.set(d, &from_fn(|l| f(a[l], b[l], c[l])), mask);
     }

@@ -41,14 +41,7 @@ impl<'k, 'm> Scheduler<'k, 'm> {
     pub(super) fn new(kernel: &'k Kernel, launch: &'k Launch, mut grid: Grid<'m>) -> Self {
         let mut queue: Vec<u32> = (0..launch.blocks() as u32).collect();
         queue.shuffle(&mut grid.rng);
-        Scheduler {
-            kernel,
-            launch,
-            grid,
-            queue,
-            resident: Vec::new(),
-            budget: launch.instruction_limit,
-        }
+        Scheduler { kernel, launch, grid, queue, resident: Vec::new(), budget: launch.instruction_limit }
     }
 
     /// Runs the grid and returns what its blocks shared.
@@ -82,9 +75,7 @@ impl<'k, 'm> Scheduler<'k, 'm> {
         let ready: Vec<(usize, usize)> = blocks
             .flat_map(|(b, resident)| {
                 let warps = resident.warps.iter().enumerate();
-                warps
-                    .filter(|(_, warp)| warp.runnable() != 0)
-                    .map(move |(w, _)| (b, w))
+                warps.filter(|(_, warp)| warp.runnable() != 0).map(move |(w, _)| (b, w))
             })
             .collect();
         if ready.is_empty() {
@@ -101,11 +92,7 @@ impl<'k, 'm> Scheduler<'k, 'm> {
         let prefer = self.grid.rng.random_range(0..8 * WARP);
         let arrival: u32 = self.grid.rng.random();
         let Resident { state, warps } = &mut self.resident[block];
-        let mut context = Context {
-            block: state,
-            grid: &mut self.grid,
-            instruction: 0,
-        };
+        let mut context = Context { block: state, grid: &mut self.grid, instruction: 0 };
         let warp = &mut warps[warp];
         if arrival & 3 == 0 {
             warp.copies.deliver_one(&mut context, arrival >> 2);
@@ -183,9 +170,7 @@ impl<'k, 'm> Scheduler<'k, 'm> {
             Special::LaneMaskGt => !(bit | (bit - 1)),
             Special::LaneMaskGe => !(bit - 1),
             Special::DynamicSharedSize => launch.dynamic_shared as u32,
-            Special::TotalSharedSize => {
-                (self.kernel.dynamic_shared_base + launch.dynamic_shared) as u32
-            }
+            Special::TotalSharedSize => (self.kernel.dynamic_shared_base + launch.dynamic_shared) as u32,
             Special::DynamicSharedBase => self.kernel.dynamic_shared_base as u32,
         };
         u64::from(value)
@@ -198,9 +183,8 @@ impl<'k, 'm> Scheduler<'k, 'm> {
                 let mut left = warp.alive;
                 while left != 0 {
                     let lane = left.trailing_zeros() as usize;
-                    let together = lanes(left)
-                        .filter(|&l| warp.pc[l] == warp.pc[lane])
-                        .fold(0, |mask, l| mask | 1 << l);
+                    let together =
+                        lanes(left).filter(|&l| warp.pc[l] == warp.pc[lane]).fold(0, |mask, l| mask | 1 << l);
                     left &= !together;
                     waits.push(self.wait(resident, warp, lane, together));
                 }
@@ -224,12 +208,6 @@ impl<'k, 'm> Scheduler<'k, 'm> {
             op if op.gate() != Gate::None => warp.missing(op, lane),
             _ => "can run".to_owned(),
         };
-        Wait {
-            block: resident.state.index,
-            warp: warp.number as u32,
-            lanes: together,
-            line: instruction.line,
-            reason,
-        }
+        Wait { block: resident.state.index, warp: warp.number as u32, lanes: together, line: instruction.line, reason }
     }
 }

@@ -47,7 +47,7 @@ impl Warp {
         let count = (threads as usize - number * WARP).min(WARP);
         Warp {
             number,
-            registers: Registers::new(kernel.registers, kernel.predicates),
+            registers: Registers::new(&kernel.registers, kernel.predicates),
             local: LocalMemory::new(kernel.local_size),
             clock,
             fences: FenceState::default(),
@@ -108,11 +108,7 @@ impl Warp {
             Some(lane) => self.pc[lane],
             None => lanes(runnable).map(|l| self.pc[l]).min()?,
         };
-        let mut group = Group {
-            pc,
-            mask: 0,
-            limit: u32::MAX,
-        };
+        let mut group = Group { pc, mask: 0, limit: u32::MAX };
         for lane in lanes(runnable) {
             if self.pc[lane] == pc {
                 group.mask |= 1 << lane;
@@ -136,11 +132,7 @@ impl Warp {
         budget: &mut u64,
         group: Group,
     ) -> Result<(), Fault> {
-        let Group {
-            mut pc,
-            mut mask,
-            limit,
-        } = group;
+        let Group { mut pc, mut mask, limit } = group;
         while *budget > 0 && pc < limit {
             *budget -= 1;
             // The parser ends every kernel with an exit, so this cannot be past the end.
@@ -171,10 +163,7 @@ impl Warp {
                     pc += 1;
                 }
                 Op::Branch(Branch::Trap) => {
-                    return Err(Fault::Illegal {
-                        rule: "the kernel trapped",
-                        lane: active.trailing_zeros() as usize,
-                    });
+                    return Err(Fault::Illegal { rule: "the kernel trapped", lane: active.trailing_zeros() as usize });
                 }
                 op => {
                     if !self.is_open(op.gate(), active) {
@@ -202,9 +191,7 @@ impl Warp {
             Gate::None => true,
             Gate::Full => active == Mask::MAX,
             Gate::Alive => active == self.alive,
-            Gate::Members(members) => {
-                lanes(active).all(|lane| self.registers.lane(members, lane) as Mask == active)
-            }
+            Gate::Members(members) => lanes(active).all(|lane| self.registers.lane(members, lane) as Mask == active),
         }
     }
 
@@ -220,13 +207,7 @@ impl Warp {
 
     /// Adds lanes to those that wait at a collective instruction and runs it
     /// for every complete set.
-    fn wait_at_gate(
-        &mut self,
-        op: &Op,
-        context: &mut Context<'_, '_>,
-        arriving: Mask,
-        pc: u32,
-    ) -> Result<(), Fault> {
+    fn wait_at_gate(&mut self, op: &Op, context: &mut Context<'_, '_>, arriving: Mask, pc: u32) -> Result<(), Fault> {
         self.set_pc(arriving, pc);
         self.gated |= arriving;
         let gate = op.gate();
@@ -237,14 +218,10 @@ impl Warp {
             }
             let set = self.wanted(gate, lane);
             if set >> lane & 1 == 0 {
-                return Err(Fault::Illegal {
-                    rule: "a lane is not in its own member mask",
-                    lane,
-                });
+                return Err(Fault::Illegal { rule: "a lane is not in its own member mask", lane });
             }
-            let complete = lanes(set).all(|l| {
-                self.gated >> l & 1 == 1 && self.pc[l] == pc && self.wanted(gate, l) == set
-            });
+            let complete =
+                lanes(set).all(|l| self.gated >> l & 1 == 1 && self.pc[l] == pc && self.wanted(gate, l) == set);
             if complete {
                 self.gated &= !set;
                 self.execute(op, context, set)?;
@@ -259,9 +236,7 @@ impl Warp {
     pub(super) fn missing(&self, op: &Op, lane: usize) -> String {
         let wanted = self.wanted(op.gate(), lane);
         let (ended, pc) = (wanted & !self.alive, self.pc[lane]);
-        let elsewhere = lanes(wanted & self.alive)
-            .filter(|&l| self.pc[l] != pc)
-            .fold(0, |m: Mask, l| m | 1 << l);
+        let elsewhere = lanes(wanted & self.alive).filter(|&l| self.pc[l] != pc).fold(0, |m: Mask, l| m | 1 << l);
         format!("lanes {elsewhere:#010x} are elsewhere and lanes {ended:#010x} have ended")
     }
 
@@ -275,10 +250,7 @@ impl Warp {
         }
         for batch in self.copies.unfinished(mask) {
             // A copy of no bytes leaves nothing that anyone could miss.
-            for lane in lanes(batch.open & mask)
-                .filter(|&l| batch.take[l] > 0)
-                .take(1)
-            {
+            for lane in lanes(batch.open & mask).filter(|&l| batch.take[l] > 0).take(1) {
                 let copy = Accessor::new(&self.clock, Some(lane), batch.instruction).epoch;
                 let exit = Accessor::new(&self.clock, Some(lane), context.instruction).epoch;
                 let address = batch.to[lane] as u64;

@@ -39,10 +39,7 @@ impl Default for Memory {
 impl Memory {
     /// Memory without allocations.
     pub fn new() -> Self {
-        Memory {
-            allocations: Vec::new(),
-            next: FIRST,
-        }
+        Memory { allocations: Vec::new(), next: FIRST }
     }
 
     /// Reserves `bytes` bytes, whose contents count as never written.
@@ -52,17 +49,12 @@ impl Memory {
     /// The host has no room for them.
     pub fn alloc(&mut self, bytes: usize) -> Result<u64, MemoryError> {
         let mut data = Vec::new();
-        data.try_reserve_exact(bytes)
-            .map_err(|_| MemoryError::OutOfMemory(bytes))?;
+        data.try_reserve_exact(bytes).map_err(|_| MemoryError::OutOfMemory(bytes))?;
         // A NaN in every float format, so that stray reads show in results.
         data.resize(bytes, 0xff);
         let base = self.next;
         self.next = (base + bytes as u64 + GAP).next_multiple_of(ALIGN);
-        self.allocations.push(Allocation {
-            base,
-            data,
-            written: Written::new(bytes),
-        });
+        self.allocations.push(Allocation { base, data, written: Written::new(bytes) });
         Ok(base)
     }
 
@@ -116,16 +108,12 @@ impl Memory {
     }
 
     fn range(&self, address: u64, bytes: usize) -> Result<(usize, usize), MemoryError> {
-        self.find(address, bytes)
-            .ok_or(MemoryError::OutOfBounds { address, bytes })
+        self.find(address, bytes).ok_or(MemoryError::OutOfBounds { address, bytes })
     }
 
     /// Index of the allocation that holds the range, and the offset in it.
     fn find(&self, address: u64, bytes: usize) -> Option<(usize, usize)> {
-        let index = self
-            .allocations
-            .partition_point(|a| a.base <= address)
-            .checked_sub(1)?;
+        let index = self.allocations.partition_point(|a| a.base <= address).checked_sub(1)?;
         let allocation = &self.allocations[index];
         let offset = usize::try_from(address - allocation.base).ok()?;
         let end = offset.checked_add(bytes)?;

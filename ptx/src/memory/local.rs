@@ -12,10 +12,7 @@ pub(crate) struct LocalMemory {
 
 impl LocalMemory {
     pub(crate) fn new(bytes: usize) -> Self {
-        LocalMemory {
-            data: vec![0xff; bytes * WARP],
-            bytes,
-        }
+        LocalMemory { data: vec![0xff; bytes * WARP], bytes }
     }
 
     fn range(&self, lane: usize, address: u64, bytes: usize) -> Result<usize, Refusal> {
@@ -33,13 +30,7 @@ impl LocalMemory {
         Ok(read_bytes(&self.data[at..at + bytes]))
     }
 
-    pub(crate) fn store(
-        &mut self,
-        lane: usize,
-        address: u64,
-        bytes: usize,
-        value: u128,
-    ) -> Result<(), Refusal> {
+    pub(crate) fn store(&mut self, lane: usize, address: u64, bytes: usize, value: u128) -> Result<(), Refusal> {
         let at = self.range(lane, address, bytes)?;
         write_bytes(&mut self.data[at..at + bytes], value);
         Ok(())

@@ -12,10 +12,7 @@ pub(crate) struct SharedMemory {
 impl SharedMemory {
     /// Unwritten memory; the pattern is a NaN in every float format.
     pub(crate) fn new(bytes: usize) -> Self {
-        SharedMemory {
-            data: vec![0xff; bytes],
-            written: Written::new(bytes),
-        }
+        SharedMemory { data: vec![0xff; bytes], written: Written::new(bytes) }
     }
 
     /// The offset of an aligned access, if it is inside the memory.

@@ -9,9 +9,7 @@ pub(crate) struct Written {
 impl Written {
     /// A record of `bytes` unwritten bytes.
     pub(crate) fn new(bytes: usize) -> Self {
-        Written {
-            words: vec![0; bytes.div_ceil(64)],
-        }
+        Written { words: vec![0; bytes.div_ceil(64)] }
     }
 
     /// Marks a range of any length.
@@ -29,9 +27,7 @@ impl Written {
     #[inline]
     pub(crate) fn all(&self, offset: usize, bytes: usize) -> bool {
         let wanted = bits(offset, bytes);
-        self.words
-            .get(offset / 64)
-            .is_some_and(|word| word & wanted == wanted)
+        self.words.get(offset / 64).is_some_and(|word| word & wanted == wanted)
     }
 }
 

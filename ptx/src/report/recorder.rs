@@ -55,13 +55,7 @@ impl Recorder {
     }
 
     /// One access to shared memory by the lanes of `mask`.
-    pub(crate) fn shared_access(
-        &mut self,
-        instruction: u32,
-        addresses: &Lanes,
-        mask: Mask,
-        bytes: usize,
-    ) {
+    pub(crate) fn shared_access(&mut self, instruction: u32, addresses: &Lanes, mask: Mask, bytes: usize) {
         if mask != 0 {
             let found = banks::transactions(addresses, mask, bytes);
             self.counters[instruction as usize].shared.add(&found);
@@ -69,13 +63,7 @@ impl Recorder {
     }
 
     /// One access to global memory by the lanes of `mask`.
-    pub(crate) fn global_access(
-        &mut self,
-        instruction: u32,
-        addresses: &Lanes,
-        mask: Mask,
-        bytes: usize,
-    ) {
+    pub(crate) fn global_access(&mut self, instruction: u32, addresses: &Lanes, mask: Mask, bytes: usize) {
         if mask != 0 {
             let found = sectors::traffic(addresses, mask, bytes);
             self.counters[instruction as usize].global.add(&found);
@@ -95,12 +83,7 @@ impl Recorder {
         };
         for (counters, instruction) in self.counters.iter().zip(code) {
             if counters.warps > 0 {
-                add_line(
-                    &mut report,
-                    counters,
-                    instruction.line,
-                    instruction.op.class(),
-                );
+                add_line(&mut report, counters, instruction.line, instruction.op.class());
             }
         }
         report
@@ -139,39 +122,17 @@ impl Events {
     }
 
     /// Two accesses that nothing orders.
-    pub(crate) fn race(
-        &mut self,
-        kind: RaceKind,
-        space: Space,
-        address: u64,
-        first: Epoch,
-        second: Epoch,
-    ) {
-        let race = Race {
-            kind,
-            space,
-            address,
-            first: self.site(first),
-            second: self.site(second),
-            count: 1,
-        };
+    pub(crate) fn race(&mut self, kind: RaceKind, space: Space, address: u64, first: Epoch, second: Epoch) {
+        let race = Race { kind, space, address, first: self.site(first), second: self.site(second), count: 1 };
         self.races.add(race);
     }
 
     /// A read of bytes that nothing wrote.
     pub(crate) fn uninitialized(&mut self, at: Location, space: Space, address: u64) {
         let known = self.uninitialized.iter_mut();
-        match known
-            .into_iter()
-            .find(|u| u.at.line == at.line && u.space == space)
-        {
+        match known.into_iter().find(|u| u.at.line == at.line && u.space == space) {
             Some(read) => read.count += 1,
-            None => self.uninitialized.push(UninitializedRead {
-                at,
-                space,
-                address,
-                count: 1,
-            }),
+            None => self.uninitialized.push(UninitializedRead { at, space, address, count: 1 }),
         }
     }
 }

@@ -20,10 +20,5 @@ pub(super) fn traffic(addresses: &Lanes, mask: Mask, bytes: usize) -> GlobalCoun
         sectors.sort_unstable();
     }
     let distinct = sectors.chunk_by(|a, b| a == b).count();
-    GlobalCounters {
-        requests: 1,
-        bytes: (count * bytes) as u64,
-        sectors: distinct as u64,
-        width: bytes as u32,
-    }
+    GlobalCounters { requests: 1, bytes: (count * bytes) as u64, sectors: distinct as u64, width: bytes as u32 }
 }

@@ -43,11 +43,7 @@ impl<'t> Cursor<'t> {
     }
 
     pub(super) fn expect(&mut self, mark: char, what: &'static str) -> Result<(), Located> {
-        if self.take(mark) {
-            Ok(())
-        } else {
-            Err(self.expected(what))
-        }
+        if self.take(mark) { Ok(()) } else { Err(self.expected(what)) }
     }
 
     pub(super) fn word(&mut self, what: &'static str) -> Result<&'t str, Located> {

@@ -31,9 +31,7 @@ pub(super) fn integer(cursor: &mut Cursor<'_>) -> Result<usize, Located> {
 pub(super) fn data_type(cursor: &mut Cursor<'_>) -> Result<Type, Located> {
     let line = cursor.line();
     let word = cursor.word("a type")?;
-    word.strip_prefix('.')
-        .and_then(Type::parse)
-        .ok_or((line, ParseErrorKind::Expected("a type")))
+    word.strip_prefix('.').and_then(Type::parse).ok_or((line, ParseErrorKind::Expected("a type")))
 }
 
 fn alignment(cursor: &mut Cursor<'_>) -> Result<usize, Located> {
@@ -82,11 +80,7 @@ pub(super) fn variable<'t>(cursor: &mut Cursor<'t>) -> Result<Variable<'t>, Loca
         size = size.and_then(|s| s.checked_mul(length));
         cursor.expect(']', "a closing bracket")?;
     }
-    Ok(Variable {
-        name,
-        align: align.unwrap_or(ty.bytes()),
-        size,
-    })
+    Ok(Variable { name, align: align.unwrap_or(ty.bytes()), size })
 }
 
 /// Reads the names of a `.reg` directive after that word.
@@ -128,11 +122,7 @@ pub(super) fn parameters(cursor: &mut Cursor<'_>) -> Result<Vec<Parameter>, Loca
         let end = variable.size.and_then(|s| s.checked_add(offset));
         let end = end.filter(|&e| e <= MAX_SIZE);
         used = end.ok_or((line, ParseErrorKind::TooMany("bytes of parameters")))?;
-        parameters.push(Parameter {
-            name: variable.name.to_owned(),
-            offset,
-            size: used - offset,
-        });
+        parameters.push(Parameter { name: variable.name.to_owned(), offset, size: used - offset });
         if cursor.take(')') {
             return Ok(parameters);
         }

@@ -46,24 +46,15 @@ pub(super) fn tokenize(text: &str) -> Result<Vec<Token<'_>>, Located> {
             at = end;
         } else if byte == b'"' {
             let end = find(bytes, at + 1, b"\"").ok_or((line, ParseErrorKind::UnexpectedEnd))? + 1;
-            tokens.push(Token {
-                kind: Kind::Text,
-                line,
-            });
+            tokens.push(Token { kind: Kind::Text, line });
             line += newlines(&bytes[at..end]);
             at = end;
         } else if is_word(byte) {
             let end = word_end(bytes, at);
-            tokens.push(Token {
-                kind: Kind::Word(&text[at..end]),
-                line,
-            });
+            tokens.push(Token { kind: Kind::Word(&text[at..end]), line });
             at = end;
         } else if b"{}[]()<>,;:+-!@|=".contains(&byte) {
-            tokens.push(Token {
-                kind: Kind::Mark(byte as char),
-                line,
-            });
+            tokens.push(Token { kind: Kind::Mark(byte as char), line });
             at += 1;
         } else {
             let character = text[at..].chars().next().unwrap_or('\u{fffd}');
@@ -81,8 +72,7 @@ fn word_end(bytes: &[u8], mut at: usize) -> usize {
         while bytes.get(at).is_some_and(|&b| is_word(b)) {
             at += 1;
         }
-        let joins =
-            bytes[at..].starts_with(b"::") && bytes.get(at + 2).is_some_and(|&b| is_word(b));
+        let joins = bytes[at..].starts_with(b"::") && bytes.get(at + 2).is_some_and(|&b| is_word(b));
         if !joins {
             return at;
         }

@@ -38,9 +38,7 @@ impl Number {
         let integer = match prefix {
             "0x" | "0X" => u64::from_str_radix(tail, 16).ok(),
             "0b" | "0B" => u64::from_str_radix(tail, 2).ok(),
-            _ if text.len() > 1 && text.starts_with('0') && !text.contains('.') => {
-                u64::from_str_radix(text, 8).ok()
-            }
+            _ if text.len() > 1 && text.starts_with('0') && !text.contains('.') => u64::from_str_radix(text, 8).ok(),
             _ => text.parse().ok(),
         };
         match integer {
@@ -62,17 +60,11 @@ impl Number {
     /// The bits of the literal as an operand of type `ty`.
     pub(super) fn bits(self, ty: Type) -> Result<u64, ParseErrorKind> {
         match (self, ty) {
-            (Number::Single(bits), Type::F32 | Type::B32 | Type::U32 | Type::S32) => {
-                Ok(u64::from(bits))
-            }
+            (Number::Single(bits), Type::F32 | Type::B32 | Type::U32 | Type::S32) => Ok(u64::from(bits)),
             (Number::Single(bits), Type::F64) => Ok(f64::from(f32::from_bits(bits)).to_bits()),
             (Number::Double(value), Type::F32) => Ok(u64::from((value as f32).to_bits())),
-            (Number::Double(value), Type::F64 | Type::B64 | Type::U64 | Type::S64) => {
-                Ok(value.to_bits())
-            }
-            (Number::Integer(value), _) if ty != Type::F32 && ty != Type::F64 => {
-                Ok(value & low_bits(ty.bits()))
-            }
+            (Number::Double(value), Type::F64 | Type::B64 | Type::U64 | Type::S64) => Ok(value.to_bits()),
+            (Number::Integer(value), _) if ty != Type::F32 && ty != Type::F64 => Ok(value & low_bits(ty.bits())),
             _ => Err(ParseErrorKind::WrongOperand("a number of that type")),
         }
     }

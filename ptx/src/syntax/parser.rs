@@ -74,23 +74,15 @@ impl<'t> ModuleParser<'t> {
                 }
             }
         }
-        Ok(Module {
-            target: self.target,
-            kernels: self.kernels,
-        })
+        Ok(Module { target: self.target, kernels: self.kernels })
     }
 
     fn shared_variable(&mut self) -> Result<(), Located> {
         let variable = variable(&mut self.cursor)?;
         self.cursor.expect(';', "a semicolon")?;
         let symbol = match variable.size {
-            Some(size) => Symbol::ModuleShared {
-                size,
-                align: variable.align,
-            },
-            None => Symbol::DynamicShared {
-                align: variable.align,
-            },
+            Some(size) => Symbol::ModuleShared { size, align: variable.align },
+            None => Symbol::DynamicShared { align: variable.align },
         };
         self.globals.insert(variable.name.to_owned(), symbol);
         Ok(())
@@ -105,21 +97,13 @@ impl<'t> ModuleParser<'t> {
         let parameters = parameters(&mut self.cursor)?;
         let mut scope = Scope::new(self.globals.clone());
         for parameter in &parameters {
-            scope
-                .declare(&parameter.name, Symbol::Address(parameter.offset as u64))
-                .map_err(|kind| (line, kind))?;
+            scope.declare(&parameter.name, Symbol::Address(parameter.offset as u64)).map_err(|kind| (line, kind))?;
         }
         let max_threads = self.performance_directives()?;
         self.cursor.expect('{', "the body of the kernel")?;
-        let mut body = Body {
-            cursor: &mut self.cursor,
-            scope,
-            code: Vec::new(),
-            branches: Vec::new(),
-            scopes: 0,
-        };
+        let mut body = Body { cursor: &mut self.cursor, scope, code: Vec::new(), branches: Vec::new(), scopes: 0 };
         body.run()?;
-        let (scope, code) = (body.scope, body.code);
+        let (mut scope, code) = (body.scope, body.code);
         let parameter_size = parameters.last().map_or(0, |p| p.offset + p.size);
         self.kernels.push(Kernel {
             name,
@@ -130,7 +114,7 @@ impl<'t> ModuleParser<'t> {
             shared_limit: shared_limit(&self.target),
             local_size: scope.local_size,
             max_threads,
-            registers: scope.register_count(),
+            registers: scope.take_registers(),
             predicates: scope.predicate_count(),
             specials: scope.specials,
             code,
@@ -229,9 +213,7 @@ impl<'t> Body<'_, 't> {
                 Some(Kind::Word(word)) if self.cursor.peek_second() == Some(Kind::Mark(':')) => {
                     self.cursor.advance();
                     self.cursor.advance();
-                    self.scope
-                        .label(word, self.code.len() as u32)
-                        .map_err(|kind| (line, kind))?;
+                    self.scope.label(word, self.code.len() as u32).map_err(|kind| (line, kind))?;
                 }
                 _ => self.instruction()?,
             }
@@ -250,16 +232,12 @@ impl<'t> Body<'_, 't> {
             ".shared" | ".local" => {
                 let variable = variable(self.cursor)?;
                 self.cursor.expect(';', "a semicolon")?;
-                let size = variable
-                    .size
-                    .ok_or((line, ParseErrorKind::Missing("a size")))?;
+                let size = variable.size.ok_or((line, ParseErrorKind::Missing("a size")))?;
                 let place = match word {
                     ".shared" => self.scope.place_shared(size, variable.align),
                     _ => self.scope.place_local(size, variable.align),
                 };
-                place
-                    .and_then(|at| self.scope.declare(variable.name, Symbol::Address(at)))
-                    .map_err(|kind| (line, kind))
+                place.and_then(|at| self.scope.declare(variable.name, Symbol::Address(at))).map_err(|kind| (line, kind))
             }
             ".pragma" => pragma(self.cursor),
             ".loc" => {
@@ -287,9 +265,7 @@ impl<'t> Body<'_, 't> {
         let mut statement = Statement::new(opcode, operands, &mut self.scope);
         let guard = match guard {
             Some((name, negated)) => {
-                let predicate = statement
-                    .named_predicate(name)
-                    .map_err(|kind| (line, kind))?;
+                let predicate = statement.named_predicate(name).map_err(|kind| (line, kind))?;
                 Some(Guard { predicate, negated })
             }
             None => None,
@@ -299,12 +275,7 @@ impl<'t> Body<'_, 't> {
             .and_then(|op| statement.finish().map(|()| op))
             .map_err(|kind| (line_of_opcode, kind))?;
         if let Some(label) = label {
-            self.branches.push(Pending {
-                instruction: self.code.len(),
-                label,
-                scope,
-                line,
-            });
+            self.branches.push(Pending { instruction: self.code.len(), label, scope, line });
         }
         self.push(Instruction::new(guard, op, line_of_opcode), line)
     }
@@ -319,13 +290,10 @@ impl<'t> Body<'_, 't> {
 
     fn link(&mut self) -> Result<(), Located> {
         for pending in &self.branches {
-            let target = self
-                .scope
-                .find_label(pending.scope, pending.label)
-                .ok_or_else(|| {
-                    let kind = ParseErrorKind::UndefinedName(pending.label.to_owned());
-                    (pending.line, kind)
-                })?;
+            let target = self.scope.find_label(pending.scope, pending.label).ok_or_else(|| {
+                let kind = ParseErrorKind::UndefinedName(pending.label.to_owned());
+                (pending.line, kind)
+            })?;
             self.code[pending.instruction].op = Op::Branch(Branch::Jump { target });
         }
         Ok(())

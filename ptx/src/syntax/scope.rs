@@ -43,7 +43,8 @@ pub(crate) struct Scope {
     frames: Vec<Frame>,
     current: usize,
     module: HashMap<String, Symbol>,
-    registers: usize,
+    /// Widths in bits of all registers.
+    registers: Vec<u32>,
     predicates: usize,
     sink: Option<Reg>,
     sink_predicate: Option<Predicate>,
@@ -59,7 +60,7 @@ impl Scope {
             frames: vec![Frame::default()],
             current: 0,
             module,
-            registers: 0,
+            registers: Vec::new(),
             predicates: 0,
             sink: None,
             sink_predicate: None,
@@ -70,8 +71,9 @@ impl Scope {
         }
     }
 
-    pub(super) fn register_count(&self) -> usize {
-        self.registers
+    /// Hands over the widths in bits of all registers.
+    pub(super) fn take_registers(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.registers)
     }
 
     pub(super) fn predicate_count(&self) -> usize {
@@ -84,10 +86,7 @@ impl Scope {
     }
 
     pub(super) fn open(&mut self) {
-        self.frames.push(Frame {
-            parent: Some(self.current),
-            ..Frame::default()
-        });
+        self.frames.push(Frame { parent: Some(self.current), ..Frame::default() });
         self.current = self.frames.len() - 1;
     }
 
@@ -111,12 +110,7 @@ impl Scope {
     }
 
     /// Declares registers `prefix0` to `prefix<count - 1>`.
-    pub(super) fn declare_range(
-        &mut self,
-        prefix: &str,
-        ty: Type,
-        count: u64,
-    ) -> Result<(), ParseErrorKind> {
+    pub(super) fn declare_range(&mut self, prefix: &str, ty: Type, count: u64) -> Result<(), ParseErrorKind> {
         let ranges = &mut self.frames[self.current].ranges;
         match ranges.insert(prefix.to_owned(), (ty, count)) {
             None => Ok(()),
@@ -130,11 +124,7 @@ impl Scope {
     }
 
     /// Reserves `size` bytes of static shared memory.
-    pub(super) fn place_shared(
-        &mut self,
-        size: usize,
-        align: usize,
-    ) -> Result<u64, ParseErrorKind> {
+    pub(super) fn place_shared(&mut self, size: usize, align: usize) -> Result<u64, ParseErrorKind> {
         place(&mut self.shared_size, size, align, 1 << 24)
     }
 
@@ -147,15 +137,15 @@ impl Scope {
         if ty == Type::Pred {
             return self.fresh_predicate().map(Symbol::Predicate);
         }
-        Ok(Symbol::Register(self.fresh_register()?, ty))
+        Ok(Symbol::Register(self.fresh_register(ty.bits())?, ty))
     }
 
-    fn fresh_register(&mut self) -> Result<Reg, ParseErrorKind> {
-        if self.registers >= MAX_REGISTERS {
+    fn fresh_register(&mut self, bits: u32) -> Result<Reg, ParseErrorKind> {
+        if self.registers.len() >= MAX_REGISTERS {
             return Err(ParseErrorKind::TooMany("registers"));
         }
-        self.registers += 1;
-        Ok(Reg(self.registers as u32 - 1))
+        self.registers.push(bits);
+        Ok(Reg(self.registers.len() as u32 - 1))
     }
 
     fn fresh_predicate(&mut self) -> Result<Predicate, ParseErrorKind> {
@@ -171,7 +161,7 @@ impl Scope {
         if let Some(reg) = self.sink {
             return Ok(reg);
         }
-        let reg = self.fresh_register()?;
+        let reg = self.fresh_register(64)?;
         self.sink = Some(reg);
         Ok(reg)
     }
@@ -191,7 +181,7 @@ impl Scope {
         if let Some(&(_, reg)) = self.specials.iter().find(|(s, _)| *s == special) {
             return Ok(reg);
         }
-        let reg = self.fresh_register()?;
+        let reg = self.fresh_register(64)?;
         self.specials.push((special, reg));
         Ok(reg)
     }

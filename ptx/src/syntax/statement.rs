@@ -23,12 +23,7 @@ impl<'s, 't> Statement<'s, 't> {
     pub(super) fn new(opcode: &'t str, operands: Vec<Raw<'t>>, scope: &'s mut Scope) -> Self {
         let mut modifiers: Vec<&str> = opcode.split('.').skip(1).collect();
         modifiers.reverse();
-        Statement {
-            opcode,
-            modifiers,
-            operands: operands.into_iter(),
-            scope,
-        }
+        Statement { opcode, modifiers, operands: operands.into_iter(), scope }
     }
 
     /// The first part of the opcode.
@@ -82,11 +77,7 @@ impl<'s, 't> Statement<'s, 't> {
     }
 
     /// Like [`Statement::choose`], but the modifier must be in the table.
-    pub(crate) fn select<T: Copy>(
-        &mut self,
-        table: &[(&str, T)],
-        what: &'static str,
-    ) -> Decoded<T> {
+    pub(crate) fn select<T: Copy>(&mut self, table: &[(&str, T)], what: &'static str) -> Decoded<T> {
         self.choose(table).ok_or_else(|| match self.peek() {
             Some(other) => ParseErrorKind::UnsupportedModifier(other.to_owned()),
             None => ParseErrorKind::Missing(what),
@@ -103,11 +94,7 @@ impl<'s, 't> Statement<'s, 't> {
     pub(crate) fn ty_of(&mut self, types: &[Type]) -> Decoded<Type> {
         let name = self.peek().unwrap_or("").to_owned();
         let ty = self.ty()?;
-        if types.contains(&ty) {
-            Ok(ty)
-        } else {
-            Err(ParseErrorKind::UnsupportedModifier(name))
-        }
+        if types.contains(&ty) { Ok(ty) } else { Err(ParseErrorKind::UnsupportedModifier(name)) }
     }
 
     // Operands
@@ -150,10 +137,7 @@ impl<'s, 't> Statement<'s, 't> {
     /// A vector of destinations at least as wide as `ty`, or a single one.
     pub(crate) fn destinations(&mut self, ty: Type) -> Decoded<Vec<(Reg, u32)>> {
         match self.operand()? {
-            Raw::Vector(elements) => elements
-                .iter()
-                .map(|raw| self.register(raw, ty, true))
-                .collect(),
+            Raw::Vector(elements) => elements.iter().map(|raw| self.register(raw, ty, true)).collect(),
             raw => Ok(vec![self.register(&raw, ty, true)?]),
         }
     }
@@ -162,9 +146,7 @@ impl<'s, 't> Statement<'s, 't> {
     pub(crate) fn destination_array<const N: usize>(&mut self, ty: Type) -> Decoded<[Reg; N]> {
         let registers = self.destinations(ty)?;
         let registers: Vec<Reg> = registers.into_iter().map(|(reg, _)| reg).collect();
-        registers
-            .try_into()
-            .map_err(|_| ParseErrorKind::WrongOperand("a vector of that length"))
+        registers.try_into().map_err(|_| ParseErrorKind::WrongOperand("a vector of that length"))
     }
 
     /// A source of type `ty`.
@@ -182,10 +164,7 @@ impl<'s, 't> Statement<'s, 't> {
     /// A vector of sources that may be wider than `ty`, or a single one.
     pub(crate) fn sources(&mut self, ty: Type) -> Decoded<Vec<Operand>> {
         match self.operand()? {
-            Raw::Vector(elements) => elements
-                .iter()
-                .map(|raw| self.value(raw, ty, true))
-                .collect(),
+            Raw::Vector(elements) => elements.iter().map(|raw| self.value(raw, ty, true)).collect(),
             raw => Ok(vec![self.value(&raw, ty, true)?]),
         }
     }
@@ -193,9 +172,7 @@ impl<'s, 't> Statement<'s, 't> {
     /// A vector of exactly `N` sources.
     pub(crate) fn source_array<const N: usize>(&mut self, ty: Type) -> Decoded<[Operand; N]> {
         let sources = self.sources(ty)?;
-        sources
-            .try_into()
-            .map_err(|_| ParseErrorKind::WrongOperand("a vector of that length"))
+        sources.try_into().map_err(|_| ParseErrorKind::WrongOperand("a vector of that length"))
     }
 
     /// A literal integer.
@@ -224,10 +201,7 @@ impl<'s, 't> Statement<'s, 't> {
     }
 
     /// A destination register and an optional predicate, `d` or `d|p`.
-    pub(crate) fn destination_with_predicate(
-        &mut self,
-        ty: Type,
-    ) -> Decoded<(Reg, Option<Predicate>)> {
+    pub(crate) fn destination_with_predicate(&mut self, ty: Type) -> Decoded<(Reg, Option<Predicate>)> {
         match self.operand()? {
             Raw::Pair(d, p) => {
                 let reg = self.register(&Raw::Name(d), ty, false)?.0;
@@ -257,10 +231,7 @@ impl<'s, 't> Statement<'s, 't> {
             return Err(ParseErrorKind::WrongOperand("an address"));
         };
         let Some(name) = base else {
-            return Ok(Address {
-                base: Operand::Imm(offset as u64),
-                offset: 0,
-            });
+            return Ok(Address { base: Operand::Imm(offset as u64), offset: 0 });
         };
         let symbol = self.scope.lookup(name)?;
         let base = match (symbol, self.scope.address(symbol)?) {
@@ -342,9 +313,5 @@ fn check_width(name: &str, declared: Type, ty: Type, wider: bool) -> Decoded<()>
     if found == expected || (wider && found > expected) {
         return Ok(());
     }
-    Err(ParseErrorKind::WrongWidth {
-        name: name.to_owned(),
-        found,
-        expected,
-    })
+    Err(ParseErrorKind::WrongWidth { name: name.to_owned(), found, expected })
 }

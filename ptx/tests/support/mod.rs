@@ -44,10 +44,7 @@ impl Numbers {
 }
 
 pub fn bf16_bytes(values: &[bf16]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|v| v.to_bits().to_le_bytes())
-        .collect()
+    values.iter().flat_map(|v| v.to_bits().to_le_bytes()).collect()
 }
 
 pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
@@ -62,9 +59,7 @@ pub fn read_u32s(memory: &Memory, address: u64, count: usize) -> Vec<u32> {
     let mut bytes = vec![0; 4 * count];
     memory.read(address, &mut bytes).unwrap();
     let words = bytes.chunks_exact(4);
-    words
-        .map(|w| u32::from_le_bytes(w.try_into().unwrap()))
-        .collect()
+    words.map(|w| u32::from_le_bytes(w.try_into().unwrap())).collect()
 }
 
 pub fn read_f32s(memory: &Memory, address: u64, count: usize) -> Vec<f32> {
@@ -96,12 +91,7 @@ pub struct Run {
 }
 
 /// Runs a [`kernel_text`] kernel on words; the output starts as zeros.
-pub fn run_words(
-    body: &str,
-    shape: &Launch,
-    input: &[u32],
-    outputs: usize,
-) -> Result<Run, LaunchError> {
+pub fn run_words(body: &str, shape: &Launch, input: &[u32], outputs: usize) -> Result<Run, LaunchError> {
     let module = Module::parse(&kernel_text(body)).unwrap_or_else(|e| panic!("{e}"));
     let mut memory = Memory::new();
     let from = memory.alloc_with(&u32_bytes(input)).unwrap();
@@ -115,10 +105,7 @@ pub fn run_words(
 
 /// One warp with a little shared memory.
 pub fn one_warp() -> Launch {
-    Launch {
-        dynamic_shared: 4096,
-        ..Launch::default()
-    }
+    Launch { dynamic_shared: 4096, ..Launch::default() }
 }
 
 /// Result of the matmul kernel on seeded inputs.
@@ -164,11 +151,7 @@ pub fn matmul(kernel: &Kernel, [m, n, k]: [usize; 3], seed: u64) -> Result<Matmu
         terms.sum()
     };
     let wanted = (0..m * n).map(product).collect();
-    Ok(Matmul {
-        report,
-        found,
-        wanted,
-    })
+    Ok(Matmul { report, found, wanted })
 }
 
 impl Matmul {
@@ -176,12 +159,6 @@ impl Matmul {
     pub fn error(&self) -> f64 {
         let pairs = self.found.iter().zip(&self.wanted);
         let errors = pairs.map(|(&f, &w)| (f64::from(f) - w).abs());
-        errors.fold(0.0, |worst, e| {
-            if e.is_nan() {
-                f64::INFINITY
-            } else {
-                worst.max(e)
-            }
-        })
+        errors.fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
     }
 }

@@ -275,7 +275,9 @@ impl Pending {
             let Some(round) = state.rounds.get_mut(&self.sequence) else {
                 break Err(Error::RankGone { rank: self.member.rank });
             };
-            if let Some(e) = error.clone().or_else(|| round.blocks.iter().flatten().find_map(|b| b.as_ref().err().cloned())) {
+            if let Some(e) =
+                error.clone().or_else(|| round.blocks.iter().flatten().find_map(|b| b.as_ref().err().cloned()))
+            {
                 break Err(e);
             }
             let blocks: Option<Vec<Arc<Block>>> =

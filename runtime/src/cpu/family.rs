@@ -64,8 +64,11 @@ impl Lookup<'_> {
         };
         let chunks: Vec<String> = self.cpu.registry().iter().filter(alike).map(|k| k.chunk.to_string()).collect();
         if !chunks.is_empty() && vocabfuse_codegen::spec::check_chunk(self.chunk).is_ok() {
-            let message =
-                format!("expected one of the generated sizes {}, got {}; others can be generated", chunks.join(", "), self.chunk);
+            let message = format!(
+                "expected one of the generated sizes {}, got {}; others can be generated",
+                chunks.join(", "),
+                self.chunk
+            );
             return Error::Option { option: "chunk", message };
         }
         Error::Kernel {

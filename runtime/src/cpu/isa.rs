@@ -8,16 +8,17 @@ pub(crate) const VARIABLE: &str = "VOCABFUSE_ISA";
 
 /// Targets that can run here, the fastest last.
 pub(crate) fn available() -> Vec<Target> {
-    Target::ALL.iter().copied().filter(|t| missing(*t).is_none()).collect()
+    Target::CPU.iter().copied().filter(|t| missing(*t).is_none()).collect()
 }
 
 /// The target to use: the one that the environment forces, else the fastest.
 pub(crate) fn choose() -> Result<Target> {
     match std::env::var(VARIABLE) {
         Ok(text) if !text.is_empty() => {
-            let target = text
-                .parse()
-                .map_err(|e: vocabfuse_codegen::SpecError| Error::Option { option: VARIABLE, message: e.to_string() })?;
+            let target = text.parse().map_err(|e: vocabfuse_codegen::SpecError| Error::Option {
+                option: VARIABLE,
+                message: e.to_string(),
+            })?;
             check(target)?;
             Ok(target)
         }
@@ -53,7 +54,10 @@ fn missing(target: Target) -> Option<&'static str> {
         Target::Scalar => None,
         Target::Avx2 => (!avx2).then_some("the processor lacks AVX2, FMA or F16C"),
         Target::Avx512 => (!avx512).then_some("the processor lacks AVX-512 F, BW, DQ or VL"),
-        Target::Amx if !avx512 || !is_x86_feature_detected!("avx512bf16") => Some("the processor lacks AVX-512 with BF16"),
+        Target::Amx if !avx512 || !is_x86_feature_detected!("avx512bf16") => {
+            Some("the processor lacks AVX-512 with BF16")
+        }
+        Target::Sm80 => Some("it is no CPU target"),
         Target::Amx => (!amx::enabled()).then_some("the processor or the system lacks AMX tiles with bf16"),
     }
 }

@@ -92,8 +92,7 @@ impl ShardRows {
             return;
         }
         let state: Vec<*mut f32> = self.state.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
-        let other_state: Vec<*mut f32> =
-            other.state.iter().map(|b| b.as_ref()[start..].as_ptr().cast_mut()).collect();
+        let other_state: Vec<*mut f32> = other.state.iter().map(|b| b.as_ref()[start..].as_ptr().cast_mut()).collect();
         let (a, other_a) = match (&mut self.a, &other.a) {
             (Some(a), Some(b)) => (a.as_mut().as_mut_ptr(), b.as_ref()[start * other.a_stride..].as_ptr()),
             _ => (ptr::null_mut(), ptr::null()),
@@ -180,7 +179,11 @@ impl Cpu {
                 outputs: pointers.as_ptr(),
                 upstream: job.upstream[range.clone()].as_ptr(),
                 hidden: job.hidden,
-                a: if dx.is_some() { merged.a.as_ref().map_or(ptr::null(), |a| a.as_ref().as_ptr()) } else { ptr::null() },
+                a: if dx.is_some() {
+                    merged.a.as_ref().map_or(ptr::null(), |a| a.as_ref().as_ptr())
+                } else {
+                    ptr::null()
+                },
                 a_stride: merged.a_stride,
                 target_rows: target_rows.as_ptr(),
                 rows: job.rows[range.clone()].as_ptr(),

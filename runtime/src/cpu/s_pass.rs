@@ -1,8 +1,8 @@
 //! Pass S of one shard: packs X once, then walks the vocabulary chunk by chunk.
 
+use super::Cpu;
 use super::family::{Family, LayerInputs, ProgramInputs, bind};
 use super::rows::{ShardRows, TargetRows};
-use super::Cpu;
 use crate::buffer::{Buffer, SharedPointer};
 use crate::{Matrix, Result};
 use rayon::prelude::*;
@@ -139,11 +139,14 @@ impl Cpu {
 
         let accumulates = stages != Stages::Statistics;
         let needs_logits = stages != Stages::AccumulateSaved;
-        let x = if needs_logits { self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows) } else { Buffer::zeroed(0) };
+        let x = if needs_logits {
+            self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows)
+        } else {
+            Buffer::zeroed(0)
+        };
         let mut w = Buffer::<u8>::zeroed(chunk * width * geometry.packed_vocabulary);
-        let scratch: Vec<Mutex<Buffer<u8>>> = (0..threads)
-            .map(|_| Mutex::new(Buffer::zeroed((geometry.softmax_scratch)(chunk, width, group))))
-            .collect();
+        let scratch: Vec<Mutex<Buffer<u8>>> =
+            (0..threads).map(|_| Mutex::new(Buffer::zeroed((geometry.softmax_scratch)(chunk, width, group)))).collect();
         if accumulates {
             rows.a = Some(Buffer::zeroed(padded * width));
             rows.a_stride = width;

@@ -46,7 +46,13 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
 
 impl Cpu {
     /// dW += Qᵀ X and dbias += column sums of Q, for one shard. `dw` is `[V_d, H]` row-major.
-    pub(crate) fn t_pass(&self, family: &Family, pass: &TPass<'_>, dw: &mut [f32], dbias: Option<&mut [f32]>) -> Result<()> {
+    pub(crate) fn t_pass(
+        &self,
+        family: &Family,
+        pass: &TPass<'_>,
+        dw: &mut [f32],
+        dbias: Option<&mut [f32]>,
+    ) -> Result<()> {
         // Both kernels run the same programs, so they bind the same names.
         let kernel = family.grad_kernel;
         let names = kernel.bindings;
@@ -90,7 +96,8 @@ impl Cpu {
         let recompute = pass.saved.is_none();
 
         let x_grad = self.pack_tokens(family, family.pack_tokens_grad, pass.x, pass.rows);
-        let x = if recompute { self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows) } else { Buffer::zeroed(0) };
+        let x =
+            if recompute { self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows) } else { Buffer::zeroed(0) };
         let packed = if recompute { rows * width * geometry.packed_vocabulary } else { 0 };
         let scratch: Vec<Mutex<(Buffer<u8>, Buffer<u8>)>> = (0..self.pool().current_num_threads())
             .map(|_| Mutex::new((Buffer::zeroed((geometry.grad_scratch)(rows, width)), Buffer::zeroed(packed))))
@@ -126,8 +133,11 @@ impl Cpu {
                 None => (ptr::null(), ptr::null()),
             };
             let column_gradient = dbias.get();
-            let column_gradient =
-                if column_gradient.is_null() { column_gradient } else { column_gradient.wrapping_add(task.first_column) };
+            let column_gradient = if column_gradient.is_null() {
+                column_gradient
+            } else {
+                column_gradient.wrapping_add(task.first_column)
+            };
             // SAFETY: all buffers have the extents that the kernel states; each task owns its rows of dW and dbias and
             // the scratch of its thread.
             unsafe {

@@ -51,8 +51,10 @@ impl Check {
         error < f64::MAX && error <= 2.0 * plain + 4.0 * f64::from(f32::EPSILON)
     }
 
-    pub fn passed(&self) -> bool {
-        self.errors.named().iter().zip(self.plain.named()).all(|((_, error), (_, plain))| Check::passes(*error, plain))
+    /// Names of the outputs that do not pass.
+    pub fn failed(&self) -> Vec<&'static str> {
+        let pairs = self.errors.named().into_iter().zip(self.plain.named());
+        pairs.filter(|((_, error), (_, plain))| !Check::passes(*error, *plain)).map(|((name, _), _)| name).collect()
     }
 }
 

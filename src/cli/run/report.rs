@@ -11,7 +11,7 @@ use vocabfuse::tensors::Inputs;
 #[derive(Serialize)]
 pub struct Report {
     /// Null without `--check`, as are the errors.
-    pub passed: Option<bool>,
+    passed: Option<bool>,
     errors: Option<Errors>,
     plain_errors: Option<Errors>,
     /// Times that a rank waited for the others.
@@ -43,7 +43,7 @@ impl Report {
     pub fn new(inputs: &Inputs, ranks: usize, cpu: &Cpu, results: &Results, check: Option<&Check>) -> Report {
         let [s, combine, t] = results.ms;
         Report {
-            passed: check.map(Check::passed),
+            passed: check.map(|c| c.failed().is_empty()),
             errors: check.map(|c| c.errors),
             plain_errors: check.map(|c| c.plain),
             barriers: results.counters.barriers,
@@ -75,7 +75,8 @@ impl Report {
         cost.add_row(["bytes communicated", &self.bytes.to_string()]);
         let Report { tokens, hidden, vocab, dtype, ranks, device, .. } = self;
         let plural = if *ranks == 1 { "" } else { "s" };
-        let head = format!("{tokens} tokens, hidden {hidden}, vocabulary {vocab}, {dtype}, {ranks} rank{plural}, {device}");
+        let head =
+            format!("{tokens} tokens, hidden {hidden}, vocabulary {vocab}, {dtype}, {ranks} rank{plural}, {device}");
         match (&self.errors, &self.plain_errors) {
             (Some(errors), Some(plain)) => format!("{head}\n{cost}\n\n{}", error_table(errors, plain)),
             _ => format!("{head}\n{cost}"),

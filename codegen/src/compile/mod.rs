@@ -1,0 +1,58 @@
+//! CUDA text to PTX and cubin, with gates on what the compiler made of it.
+//!
+//! [`log`] reads the assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts
+//! instructions of a disassembled cubin and [`roofline`] the time they allow. Only [`nvrtc`] (feature `nvrtc`) touches
+//! a library.
+
+pub mod log;
+#[cfg(feature = "nvrtc")]
+pub mod nvrtc;
+pub mod occupancy;
+pub mod roofline;
+pub mod sass;
+
+/// Why a kernel was not compiled, or why its result is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// NVRTC is not installed.
+    #[error(
+        "NVRTC was not found ({searched}); install it with `pip install --target target/nvrtc {WHEEL}`, \
+         or let {VARIABLE} name a folder with libnvrtc.so.12"
+    )]
+    Missing {
+        /// Where it was looked for.
+        searched: String,
+    },
+    /// The compiler rejected the text.
+    #[error("kernel {kernel} does not compile: {message}")]
+    Rejected {
+        /// Name of the kernel.
+        kernel: String,
+        /// Error and log of the compiler.
+        message: String,
+    },
+    /// The compiled kernel breaks a rule: a spill, a warning of the assembler, too many registers.
+    #[error("kernel {kernel} for {architecture}: {rule}")]
+    Refused {
+        /// Name of the kernel.
+        kernel: String,
+        /// Architecture compiled for.
+        architecture: String,
+        /// The rule, with the figure that breaks it.
+        rule: String,
+    },
+    /// A tool that could not be run.
+    #[error("{tool}: {message}")]
+    Tool {
+        /// The program.
+        tool: String,
+        /// What went wrong.
+        message: String,
+    },
+}
+
+/// The package that brings NVRTC.
+pub const WHEEL: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
+
+/// Environment variable that names the folder of NVRTC.
+pub const VARIABLE: &str = "VOCABFUSE_NVRTC";

@@ -1,0 +1,139 @@
+//! NVRTC, loaded at run time.
+//!
+//! The library is looked for in the folder that `VOCABFUSE_NVRTC` names, then where the system's loader looks, then in
+//! `target/nvrtc` of the workspace or of the current folder.
+
+use super::occupancy::Architecture;
+use super::{CompileError, VARIABLE};
+use cudarc::nvrtc::{result, sys};
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The compiler. There is one a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Nvrtc(());
+
+/// What the compiler made of a text.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// PTX text or cubin.
+    pub code: Vec<u8>,
+    /// The compiler's log; for cubins it holds the assembler's report.
+    pub log: String,
+}
+
+const LIBRARY: &str = "libnvrtc.so.12";
+const BUILTINS: &str = "libnvrtc-builtins.so.12.9";
+
+// Folders below which a wheel or a toolkit keeps the libraries.
+const WITHIN: [&str; 5] = ["", "lib", "lib64", "nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib"];
+
+impl Nvrtc {
+    /// Loads the library.
+    ///
+    /// # Errors
+    /// [`CompileError::Missing`] with the package that brings it.
+    pub fn load() -> Result<Nvrtc, CompileError> {
+        static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
+        LOADED.get_or_init(load).clone().map(|()| Nvrtc(())).map_err(|searched| CompileError::Missing { searched })
+    }
+
+    /// Compiles to PTX, with the version of the architecture as target.
+    ///
+    /// # Errors
+    /// [`CompileError::Rejected`] with the compiler's log.
+    pub fn ptx(self, kernel: &str, text: &str, architecture: Architecture) -> Result<Compiled, CompileError> {
+        let name = format!("compute_{}", architecture.name().trim_start_matches("sm_"));
+        compile(kernel, text, &name, |program| {
+            let mut size = 0;
+            // SAFETY: the program is alive, and the pointer leads to a size.
+            unsafe { sys::nvrtcGetPTXSize(program, &raw mut size) }.result()?;
+            let mut code = vec![0u8; size];
+            // SAFETY: the buffer has the size asked for.
+            unsafe { sys::nvrtcGetPTX(program, code.as_mut_ptr().cast()) }.result()?;
+            // The text ends with a zero byte.
+            code.pop();
+            Ok(code)
+        })
+    }
+
+    /// Compiles to a cubin. Only this runs the assembler, which also checks what PTX leaves open.
+    ///
+    /// # Errors
+    /// [`CompileError::Rejected`] with the compiler's log.
+    pub fn cubin(self, kernel: &str, text: &str, architecture: Architecture) -> Result<Compiled, CompileError> {
+        compile(kernel, text, &architecture.name(), |program| {
+            let mut size = 0;
+            // SAFETY: the program is alive, and the pointer leads to a size.
+            unsafe { sys::nvrtcGetCUBINSize(program, &raw mut size) }.result()?;
+            let mut code = vec![0u8; size];
+            // SAFETY: the buffer has the size asked for.
+            unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
+            Ok(code)
+        })
+    }
+}
+
+fn load() -> Result<(), String> {
+    let mut searched = vec![];
+    let chosen = std::env::var_os(VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(folder) = &chosen {
+        searched.push(format!("{VARIABLE}={}", folder.display()));
+        preload(folder);
+    }
+    // SAFETY: the libraries run no code of ours when loaded.
+    let present = || unsafe { sys::is_culib_present() };
+    if !present() {
+        searched.push("the system's libraries".to_owned());
+        for folder in [Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc"), PathBuf::from("target/nvrtc")] {
+            preload(&folder);
+        }
+        searched.push("target/nvrtc".to_owned());
+    }
+    if present() { Ok(()) } else { Err(searched.join(", ")) }
+}
+
+// A library that is loaded already is found by its name: so a folder that the system's loader does not know can be used
+// without setting up the environment before the process starts.
+fn preload(folder: &Path) {
+    for within in WITHIN {
+        let folder = folder.join(within);
+        for library in [BUILTINS, LIBRARY] {
+            let path = folder.join(library);
+            // SAFETY: as for `present`.
+            if path.is_file() && let Ok(library) = unsafe { libloading::Library::new(&path) } {
+                // Kept for the rest of the process.
+                std::mem::forget(library);
+            }
+        }
+    }
+}
+
+type Code = Result<Vec<u8>, result::NvrtcError>;
+
+fn compile(kernel: &str, text: &str, architecture: &str, code: impl Fn(sys::nvrtcProgram) -> Code) -> Result<Compiled, CompileError> {
+    let rejected = |message: String| CompileError::Rejected { kernel: kernel.to_owned(), message };
+    let text = CString::new(text).map_err(|e| rejected(e.to_string()))?;
+    let name = CString::new(format!("{kernel}.cu")).map_err(|e| rejected(e.to_string()))?;
+    let program = result::create_program(&text, Some(&name)).map_err(|e| rejected(format!("{e:?}")))?;
+    let options = [
+        format!("--gpu-architecture={architecture}"),
+        "--std=c++17".to_owned(),
+        "-default-device".to_owned(),
+        "-w".to_owned(),
+        "-Xptxas".to_owned(),
+        "-v".to_owned(),
+    ];
+    // SAFETY: the program was created above and is destroyed below, once.
+    let (compiled, log) = unsafe {
+        let compiled = result::compile_program(program, &options);
+        let log = result::get_program_log(program).map(|log| CStr::from_ptr(log.as_ptr()).to_string_lossy().into_owned());
+        (compiled.and_then(|()| code(program)), log.unwrap_or_default())
+    };
+    // SAFETY: as above.
+    let destroyed = unsafe { result::destroy_program(program) };
+    let code = compiled.map_err(|e| rejected(format!("{e:?}\n{log}")))?;
+    destroyed.map_err(|e| rejected(format!("{e:?}")))?;
+    Ok(Compiled { code, log })
+}

@@ -1,0 +1,158 @@
+//! CUDA kernels: header-free text from the templates under `cuda/`. How a host runs them: see [`crate::cuda`].
+
+use super::Kernel;
+use super::cuda_abi::{bindings, parameters, staged};
+use crate::error::{Error, SpecError};
+use crate::loss::{Loss, Merge};
+use crate::lower::{Cuda, lower};
+use crate::manifest::{Entry, Parameter, Type, abi_hash};
+use crate::plan::sm80::{self, plan};
+use crate::program::{Input, Op, Program, Shape, ValueId};
+use crate::render::render;
+use crate::spec::{Dtype, KernelKind, KernelSpec};
+use minijinja::value::Serde;
+use minijinja::{Value, context};
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Statistic {
+    rule: Merge,
+}
+
+/// What a host needs to know of a kernel to launch it, without its text.
+///
+/// # Errors
+/// See [`Error`].
+pub fn entry(spec: &KernelSpec, loss: &Loss) -> Result<Entry, Error> {
+    let typed = parameters(spec, loss)?;
+    let spelled = |(name, ty): &(String, Type)| Parameter { name: name.clone(), ty: ty.rust(spec.dtype) };
+    let parameters: Vec<Parameter> = typed.iter().map(spelled).collect();
+    let bindings = bindings(spec, loss);
+    let plan = plan(spec.kernel, spec.dtype);
+    Ok(Entry {
+        name: spec.name(),
+        spec: spec.clone(),
+        abi: abi_hash(&parameters, &bindings),
+        parameters,
+        bindings,
+        block: plan.threads,
+        dynamic_shared: plan.shared,
+        plan,
+        resources: None,
+    })
+}
+
+pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+    let name = spec.name();
+    let list: Vec<String> = parameters(spec, loss)?.iter().map(|(name, ty)| format!("{} {name}", ty.cuda())).collect();
+    let common = context! {
+        version => env!("CARGO_PKG_VERSION"),
+        name => name.as_str(),
+        spec_json => serde_json::to_string(spec).unwrap_or_default(),
+        template => format!("sm80/{}.cu.in", spec.kernel),
+        signature => list.join(",\n    "),
+        dtype => spec.dtype.as_str(),
+        precision => spec.precision.map_or("", |p| p.as_str()),
+        storage => if spec.dtype == Dtype::F32 { "float" } else { "u16" },
+        element_bytes => spec.dtype.size(),
+        tile => Value::from(Serde(&plan(spec.kernel, spec.dtype))),
+        chunk => spec.chunk,
+        skip_rows => sm80::TILE_TOKENS,
+        skip_columns => sm80::TILE_COLUMNS,
+        ..product_context(spec.kernel)
+    };
+    let text = render("cuda/kernel.cu.in", &name, context! { ..program_context(spec, loss)?, ..common })?;
+    Ok(Kernel { spec: spec.clone(), name, text })
+}
+
+// Which operands hold the inner dimension contiguously, and which belong to the caller, who may align them as he likes.
+fn product_context(kernel: KernelKind) -> Value {
+    let (a_rows, b_rows, narrow_a) = match kernel {
+        KernelKind::LogitsSoftmax | KernelKind::LogitsGradient => (true, true, true),
+        KernelKind::Accumulate => (true, false, false),
+        _ => (false, false, false),
+    };
+    context! { a_rows, b_rows, narrow_a, narrow_b => true, skips => kernel == KernelKind::WeightGrad }
+}
+
+// Shared memory of the epilogue, which begins where the stages do: the tile of 16-bit values, then the column inputs.
+fn scratch_context(spec: &KernelSpec, staged: &[String], rows: usize) -> Value {
+    let plan = plan(spec.kernel, spec.dtype);
+    let tile = if spec.dtype.size() == 2 { plan.m * (plan.n * 2 + 16) } else { 0 };
+    context! { staged => staged.to_vec(), scratch_offset => tile, scratch_bytes => staged.len() * plan.n * 4 + rows }
+}
+
+fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
+    let statistics: Vec<Statistic> = loss.statistics_rules().into_iter().map(|(_, rule)| Statistic { rule }).collect();
+    let listed = Value::from(Serde(&statistics));
+    let plan = plan(spec.kernel, spec.dtype);
+    let staged = staged(spec.kernel, loss);
+    let element = |v: ValueId| (v, Shape::Element);
+    Ok(match spec.kernel {
+        KernelKind::LogitsSoftmax => {
+            let p = &loss.statistics;
+            let (Some(store), Some(referenced)) = (p.store(), p.referenced()) else { return Err(incomplete(loss)) };
+            let wanted: Vec<_> = std::iter::once(store).chain(p.row_outputs().map(|(_, v)| v)).map(element).collect();
+            let f16 = spec.dtype == Dtype::F16;
+            // A value a row and warp for the peak, each statistic and the reference.
+            let rows = (statistics.len() + 2) * (plan.n / 64) * plan.m * 4;
+            context! {
+                statistics => listed,
+                map => lowered(p, "m", &[element(referenced)])?,
+                weigh => lowered(p, "w", &wanted)?,
+                // f16 holds E up to 65504 = 2^16.
+                window => if f16 { "10.0" } else { "20.0" },
+                window_reason => if f16 { ": f16 cannot hold more" } else { "" },
+                ..scratch_context(spec, &staged, rows)
+            }
+        }
+        KernelKind::LogitsGradient | KernelKind::SavedGradient => {
+            let (Some(restored), Some(store)) = (loss.statistics.store(), loss.gradient.store()) else {
+                return Err(incomplete(loss));
+            };
+            let columns: Vec<ValueId> = loss.gradient.column_gradients().map(|(_, v)| v).collect();
+            if columns.len() > 1 {
+                let what = format!("{} column gradients in loss {}", columns.len(), loss.name);
+                return Err(SpecError::Unsupported { what, supported: "at most one".to_owned() }.into());
+            }
+            let wanted: Vec<_> = std::iter::once(store).chain(columns.iter().copied()).map(element).collect();
+            context! {
+                restore => lowered(&loss.statistics, "s", &[element(restored)])?,
+                gradient => lowered(&loss.gradient, "g", &wanted)?,
+                column_gradients => columns.len(),
+                ..scratch_context(spec, &staged, (plan.m / 64) * plan.n * 4)
+            }
+        }
+        KernelKind::ReduceStatistics | KernelKind::Merge => context! { statistics => listed },
+        KernelKind::Finish => {
+            let position = |name: &str| loss.finish.row_outputs().position(|(n, _)| n == name);
+            let wanted: Vec<_> = loss.finish.row_outputs().map(|(_, v)| (v, Shape::Row)).collect();
+            let known = |op: &Op| !matches!(op, Op::Input(i) if !matches!(i, Input::Row(_) | Input::Uniform(_) | Input::Reference));
+            if let Some(index) = loss.finish.ops().iter().position(|op| !known(op)) {
+                return Err(Error::Lowering {
+                    program: loss.finish.name().to_owned(),
+                    value: ValueId(index as u32).to_string(),
+                    message: "a finish program reads row values, scalars and the reference only".to_owned(),
+                });
+            }
+            context! {
+                finish => lowered(&loss.finish, "f", &wanted)?,
+                a_factor => position("a_factor"),
+                target_factor => position("target_factor"),
+            }
+        }
+        _ => context! {},
+    })
+}
+
+fn incomplete(loss: &Loss) -> Error {
+    Error::Lowering {
+        program: loss.name.clone(),
+        value: "store".to_owned(),
+        message: "the loss is incomplete; build it so that Loss::verify holds".to_owned(),
+    }
+}
+
+fn lowered(program: &Program, prefix: &str, wanted: &[(ValueId, Shape)]) -> Result<Value, Error> {
+    Ok(Value::from(Serde(&lower(program, &Cuda, prefix, wanted)?)))
+}

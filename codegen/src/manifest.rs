@@ -1,0 +1,146 @@
+//! What a host needs to know of a CUDA kernel to launch it: one entry a kernel, as JSON beside the texts.
+
+use crate::plan::sm80::Plan;
+use crate::spec::KernelSpec;
+use serde::Serialize;
+use std::fmt;
+
+/// Elements that a pointer leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// The dtype of the kernel.
+    Element,
+    /// 32-bit float.
+    F32,
+    /// 32-bit signed integer.
+    I32,
+    /// Byte.
+    U8,
+}
+
+/// Type of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// Address of values that the kernel reads.
+    Read(Data),
+    /// Address of values that the kernel writes, and may read.
+    Write(Data),
+    /// 32-bit signed integer.
+    I32,
+    /// 64-bit signed integer.
+    I64,
+    /// 32-bit float.
+    F32,
+}
+
+/// One parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Parameter {
+    /// Name in the text.
+    pub name: String,
+    /// Type in the spelling of Rust: `*const bf16`, `*mut f32`, `i64`.
+    #[serde(rename = "type")]
+    pub ty: String,
+}
+
+/// Names that a host binds values to, in the order of the kernel; as the registry's bindings of CPU kernels.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Bindings {
+    /// Row statistics after the reference.
+    pub statistics: Vec<String>,
+    /// Scalars: parameters `uniform_<name>`.
+    pub uniforms: Vec<String>,
+    /// Values per token: parameters `row_<name>`.
+    pub rows: Vec<String>,
+    /// Values per vocabulary entry: parameters `column_<name>`, null for zero.
+    pub columns: Vec<String>,
+    /// Row outputs of the finish program, one array each in `outputs`.
+    pub outputs: Vec<String>,
+    /// Column gradients whose partial sums the kernel writes.
+    pub column_gradients: Vec<String>,
+}
+
+/// What the compiler made of a kernel.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Resources {
+    /// Architecture compiled for, such as `sm_80`.
+    pub architecture: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of spilled registers stored and loaded.
+    pub spills: u32,
+    /// Bytes of static shared memory.
+    pub static_shared: u32,
+    /// Blocks that fit on a multiprocessor.
+    pub blocks: u32,
+    /// Warps that fit on a multiprocessor.
+    pub warps: u32,
+}
+
+/// One kernel.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Entry {
+    /// Name of the kernel, of its function and of its file.
+    pub name: String,
+    /// What it was generated from.
+    pub spec: KernelSpec,
+    /// Parameters in order.
+    pub parameters: Vec<Parameter>,
+    /// Program inputs and outputs in order.
+    pub bindings: Bindings,
+    /// Threads of a block, along x.
+    pub block: usize,
+    /// Dynamic shared memory in bytes.
+    pub dynamic_shared: usize,
+    /// Blocking.
+    pub plan: Plan,
+    /// Hash of parameters and bindings: a host that was built for another must not launch the kernel.
+    pub abi: String,
+    /// What the compiler made of it, once compiled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+}
+
+impl Type {
+    /// Spelling in CUDA.
+    pub fn cuda(self) -> &'static str {
+        match self {
+            Type::Read(Data::Element) => "const Element*",
+            Type::Read(Data::F32) => "const float*",
+            Type::Read(Data::I32) => "const int*",
+            Type::Read(Data::U8) => "const u8*",
+            Type::Write(Data::Element) => "Element*",
+            Type::Write(Data::F32) => "float*",
+            Type::Write(Data::I32) => "int*",
+            Type::Write(Data::U8) => "u8*",
+            Type::I32 => "int",
+            Type::I64 => "i64",
+            Type::F32 => "float",
+        }
+    }
+
+    /// Spelling in the manifest, for a kernel of some dtype.
+    pub fn rust(self, dtype: impl fmt::Display) -> String {
+        let data = |data| match data {
+            Data::Element => dtype.to_string(),
+            Data::F32 => "f32".to_owned(),
+            Data::I32 => "i32".to_owned(),
+            Data::U8 => "u8".to_owned(),
+        };
+        match self {
+            Type::Read(to) => format!("*const {}", data(to)),
+            Type::Write(to) => format!("*mut {}", data(to)),
+            Type::I32 => "i32".to_owned(),
+            Type::I64 => "i64".to_owned(),
+            Type::F32 => "f32".to_owned(),
+        }
+    }
+}
+
+/// Hash of what a host relies on when it launches a kernel. FNV-1a: stable over versions of Rust, unlike the standard
+/// library's hasher, and no defence against anybody.
+pub fn abi_hash(parameters: &[Parameter], bindings: &Bindings) -> String {
+    let text = serde_json::to_string(&(parameters, bindings)).unwrap_or_default();
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    format!("{hash:016x}")
+}

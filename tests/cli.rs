@@ -1,0 +1,389 @@
+//! The command line: good runs, and every kind of unusable input.
+
+use assert_cmd::cargo::cargo_bin_cmd;
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+const TOKENS: usize = 6;
+const HIDDEN: usize = 5;
+const VOCAB: usize = 40;
+
+struct Tensor {
+    name: &'static str,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Vec<u8>,
+}
+
+fn f32s(name: &'static str, shape: &[usize], values: &[f32]) -> Tensor {
+    Tensor { name, dtype: Dtype::F32, shape: shape.to_vec(), data: bytemuck::cast_slice(values).to_vec() }
+}
+
+fn i64s(name: &'static str, values: &[i64]) -> Tensor {
+    Tensor { name, dtype: Dtype::I64, shape: vec![values.len()], data: bytemuck::cast_slice(values).to_vec() }
+}
+
+fn waves(count: usize, step: f32) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * step).sin()).collect()
+}
+
+fn tensors() -> Vec<Tensor> {
+    vec![
+        f32s("x", &[TOKENS, HIDDEN], &waves(TOKENS * HIDDEN, 0.7)),
+        f32s("w", &[VOCAB, HIDDEN], &waves(VOCAB * HIDDEN, 1.3)),
+        i64s("targets", &[0, 39, -100, 7, 7, 20]),
+    ]
+}
+
+fn bytes(tensors: &[Tensor]) -> Vec<u8> {
+    let views = tensors.iter().map(|t| (t.name, TensorView::new(t.dtype, t.shape.clone(), &t.data).unwrap()));
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// A folder with an input file.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new(input: &[u8]) -> Folder {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("in.safetensors"), input).unwrap();
+        Folder(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn run(&self, options: &[&str]) -> Ended {
+        let mut arguments = vec!["run", "--input", "in.safetensors", "--output", "out.safetensors"];
+        arguments.extend(options);
+        vocabfuse(self.0.path(), &arguments)
+    }
+
+    fn outputs(&self) -> Vec<(String, Vec<usize>)> {
+        let bytes = std::fs::read(self.path("out.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let mut outputs: Vec<_> = file.iter().map(|(name, t)| (name.to_owned(), t.shape().to_vec())).collect();
+        outputs.sort();
+        outputs
+    }
+}
+
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ended {
+    fn json(&self) -> Value {
+        assert_eq!((self.code, self.stdout.lines().count()), (Some(0), 1), "{}{}", self.stdout, self.stderr);
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+
+    /// Unusable input: exit 2, and one line that says `words`.
+    fn refused(&self, words: &[&str]) {
+        assert_eq!((self.code, self.stdout.as_str()), (Some(2), ""), "{}", self.stderr);
+        assert!(self.stderr.starts_with("error: ") && self.stderr.lines().count() == 1, "{}", self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in: {}", self.stderr);
+        }
+    }
+}
+
+fn vocabfuse(folder: &Path, arguments: &[&str]) -> Ended {
+    let output = cargo_bin_cmd!("vocabfuse")
+        .current_dir(folder)
+        .args(arguments)
+        .env_remove("VOCABFUSE_ISA")
+        .env_remove("RUST_LOG")
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+fn outputs(names: &[(&str, &[usize])]) -> Vec<(String, Vec<usize>)> {
+    names.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect()
+}
+
+#[test]
+fn run_writes_outputs_and_reports() {
+    let folder = Folder::new(&bytes(&tensors()));
+    let report = folder.run(&["--ranks", "2", "--check", "--json"]).json();
+    assert_eq!(report["passed"], true);
+    for output in ["loss", "lse", "dx", "dw"] {
+        assert!(report["errors"][output].as_f64().unwrap() < 1e-5, "{report}");
+    }
+    assert_eq!((&report["errors"]["dbias"], &report["barriers"]), (&Value::Null, &Value::from(1)));
+    for key in ["launches", "bytes", "peak_extra_bytes"] {
+        assert!(report[key].as_u64().unwrap() > 0, "{key} in {report}");
+    }
+    for pass in ["s", "combine", "t"] {
+        assert!(report["ms"][pass].as_f64().unwrap() >= 0.0);
+    }
+    assert!(report["kernels"].as_array().unwrap().iter().any(|k| k.as_str().unwrap().starts_with("logits_softmax__")));
+    assert!(report["device"].as_str().unwrap().starts_with("cpu"));
+    let (n, h, v) = (TOKENS, HIDDEN, VOCAB);
+    assert_eq!(folder.outputs(), outputs(&[("dw", &[v, h]), ("dx", &[n, h]), ("loss", &[1]), ("lse", &[n])]));
+}
+
+#[test]
+fn run_takes_all_options() {
+    let mut all = tensors();
+    all.push(f32s("bias", &[VOCAB], &waves(VOCAB, 0.3)));
+    all.push(f32s("upstream", &[TOKENS], &waves(TOKENS, 0.9)));
+    let folder = Folder::new(&bytes(&all));
+    for (algorithm, barriers) in [("naive", 3), ("one", 2), ("two", 1)] {
+        let options = format!(
+            "--bounds 0,5,5,40 --communicator local --dtype bf16 --precision exact --chunk 512 --algorithm {algorithm} --save no \
+             --device cpu --threads 1 --check --reduction none --ignore-index 7 --logit-scale -0.5 --output-dtype f16 --json"
+        );
+        // -100 is no longer ignored, so every target must be a class.
+        let refused = folder.run(&options.split_whitespace().collect::<Vec<_>>());
+        refused.refused(&["targets", "-100"]);
+        let options = options.replace("--ignore-index 7", "--ignore-index -100");
+        let report = folder.run(&options.split_whitespace().collect::<Vec<_>>()).json();
+        assert_eq!((&report["passed"], &report["barriers"]), (&Value::from(true), &Value::from(barriers)));
+        assert!(report["errors"]["dbias"].is_f64());
+        assert_eq!((&report["dtype"], &report["ranks"]), (&Value::from("bf16"), &Value::from(3)));
+    }
+    let (n, h, v) = (TOKENS, HIDDEN, VOCAB);
+    let expected = [("dbias", &[v][..]), ("dw", &[v, h]), ("dx", &[n, h]), ("loss", &[n]), ("lse", &[n])];
+    assert_eq!(folder.outputs(), outputs(&expected));
+}
+
+#[test]
+fn run_prints_tables() {
+    let folder = Folder::new(&bytes(&tensors()));
+    let ended = folder.run(&["--check", "--normalizer", "12.5"]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    for word in ["pass S", "combine", "pass T", "barriers", "plain composition", "dw"] {
+        assert!(ended.stdout.contains(word), "no {word} in {}", ended.stdout);
+    }
+}
+
+#[test]
+fn run_without_tokens() {
+    let none = [f32s("x", &[0, HIDDEN], &[]), tensors().remove(1), i64s("targets", &[])];
+    let folder = Folder::new(&bytes(&none));
+    assert_eq!(folder.run(&["--ranks", "3", "--check", "--json"]).json()["passed"], true);
+}
+
+#[test]
+fn a_nan_in_x_stays_in_its_row() {
+    let mut odd = tensors();
+    let mut x = waves(TOKENS * HIDDEN, 0.7);
+    x[HIDDEN] = f32::NAN;
+    odd[0] = f32s("x", &[TOKENS, HIDDEN], &x);
+    let folder = Folder::new(&bytes(&odd));
+    assert_eq!(folder.run(&["--check", "--json", "--reduction", "none"]).json()["passed"], true);
+}
+
+#[test]
+fn a_failed_check_exits_with_1() {
+    // In f64 these logits are finite, in f32 they are not.
+    let mut odd = tensors();
+    odd[0] = f32s("x", &[TOKENS, HIDDEN], &[1e30; TOKENS * HIDDEN]);
+    odd[1] = f32s("w", &[VOCAB, HIDDEN], &[1e30; VOCAB * HIDDEN]);
+    let ended = Folder::new(&bytes(&odd)).run(&["--check", "--json"]);
+    assert_eq!(ended.code, Some(1));
+    assert_eq!(serde_json::from_str::<Value>(&ended.stdout).unwrap()["passed"], false);
+    assert!(ended.stderr.starts_with("check failed: ") && ended.stderr.lines().count() == 1, "{}", ended.stderr);
+}
+
+#[test]
+fn unusable_tensors_are_refused() {
+    let zeros = |count| vec![0.0; count];
+    let nan = [&[f32::NAN][..], &zeros(VOCAB * HIDDEN - 1)].concat();
+    let targets = |last| i64s("targets", &[0, 1, 2, 3, 4, last]);
+    let faults: Vec<(Tensor, &[&str])> = vec![
+        (f32s("x", &[TOKENS * HIDDEN], &zeros(TOKENS * HIDDEN)), &["tensor x", "[30]", "[N, H]"]),
+        (f32s("w", &[VOCAB, 4], &zeros(VOCAB * 4)), &["tensor w", "[40, 4]", "[V, 5]"]),
+        (f32s("w", &[VOCAB, HIDDEN], &nan), &["tensor w", "NaN"]),
+        (f32s("targets", &[TOKENS], &zeros(TOKENS)), &["tensor targets", "F32", "I64 or I32"]),
+        (i64s("targets", &[1]), &["tensor targets", "[1]", "[6]"]),
+        (targets(40), &["targets", "40"]),
+        (targets(-1), &["targets", "-1"]),
+        (f32s("bias", &[VOCAB + 1], &zeros(VOCAB + 1)), &["tensor bias", "[41]", "[40]"]),
+        (f32s("upstream", &[1, TOKENS], &zeros(TOKENS)), &["tensor upstream", "[1, 6]", "[6]"]),
+        (f32s("bais", &[VOCAB], &zeros(VOCAB)), &["tensor bais", "unknown", "bias"]),
+        (Tensor { dtype: Dtype::BF16, ..half_of_w() }, &["tensor w", "bf16", "f32", "--dtype"]),
+    ];
+    for (fault, words) in faults {
+        let mut all = tensors();
+        all.retain(|t| t.name != fault.name);
+        all.push(fault);
+        refuses(&bytes(&all), &["--ranks", "2"], words);
+    }
+    refuses(&bytes(&tensors()[..2]), &[], &["tensor targets", "missing", "[N]"]);
+}
+
+fn half_of_w() -> Tensor {
+    Tensor { name: "w", dtype: Dtype::F16, shape: vec![VOCAB, HIDDEN], data: vec![0; VOCAB * HIDDEN * 2] }
+}
+
+fn refuses(input: &[u8], options: &[&str], words: &[&str]) {
+    let folder = Folder::new(input);
+    folder.run(options).refused(words);
+    // Neither an output nor a part of one.
+    assert_eq!(std::fs::read_dir(folder.0.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn damaged_files_are_refused() {
+    let whole = bytes(&tensors());
+    for input in [&whole[..whole.len() - 1], &whole[..100], &whole[..3], b"something else entirely"] {
+        refuses(input, &[], &["in.safetensors", "expected a whole safetensors file"]);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    vocabfuse(folder.path(), &["run", "--input", "absent", "--output", "out"]).refused(&["absent"]);
+}
+
+#[test]
+fn unusable_options_are_refused() {
+    let input = bytes(&tensors());
+    let faults: &[(&str, &[&str])] = &[
+        ("--chunk 1000", &["--chunk", "1000", "power of two"]),
+        ("--chunk 256", &["--chunk", "256", "512"]),
+        ("--chunk 16384", &["chunk", "16384", "512, 2048, 8192"]),
+        ("--ranks 0", &["--ranks", "at least 1", "0"]),
+        ("--ranks 100000", &["--ranks", "100000"]),
+        ("--threads 0", &["--threads"]),
+        ("--bounds 0,20", &["--bounds", "20", "40"]),
+        ("--bounds 0,50", &["--bounds", "50", "40"]),
+        ("--bounds 5,40", &["--bounds", "begin at 5"]),
+        ("--bounds 0,30,20,40", &["--bounds", "30..20"]),
+        ("--bounds 0,x,40", &["--bounds", "0,5,5,100"]),
+        ("--bounds 40", &["--bounds"]),
+        ("--ranks 3 --bounds 0,20,40", &["--ranks", "--bounds", "2 ranks"]),
+        ("--dtype f64", &["--dtype", "f64", "f32, bf16, f16"]),
+        ("--output-dtype f64", &["--output-dtype", "f32, bf16, f16"]),
+        ("--algorithm three", &["--algorithm", "naive, one, two"]),
+        ("--save perhaps", &["--save", "auto, yes, no"]),
+        ("--reduction product", &["--reduction", "none, sum, mean"]),
+        ("--device cuda:0", &["--device", "cuda:0", "cpu"]),
+        ("--communicator nccl", &["--communicator", "nccl", "local"]),
+        ("--precision tf32", &["--precision", "exact"]),
+        ("--logit-scale 0", &["--logit-scale", "other than 0"]),
+        ("--logit-scale nan", &["--logit-scale", "finite"]),
+        ("--normalizer 0", &["--normalizer", "above 0"]),
+        ("--normalizer 3 --reduction sum", &["--normalizer", "mean"]),
+        ("--ignore-index many", &["--ignore-index", "whole number"]),
+        ("--memory-budget 64", &["memory_budget", "64"]),
+        ("--softcap 30", &["--softcap"]),
+    ];
+    for (options, words) in faults {
+        refuses(&input, &options.split_whitespace().collect::<Vec<_>>(), words);
+    }
+    let folder = Folder::new(&input);
+    vocabfuse(folder.0.path(), &["run", "--input", "in.safetensors", "--output", "absent/out"])
+        .refused(&["--output", "absent/out"]);
+    vocabfuse(folder.0.path(), &["run", "--input", "in.safetensors"]).refused(&["--output"]);
+    vocabfuse(folder.0.path(), &[]).refused(&["subcommand", "run", "train", "generate", "list"]);
+    vocabfuse(folder.0.path(), &["bench"]).refused(&["bench"]);
+}
+
+#[test]
+fn train_learns_and_draws() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "One two three, four five six. Seven eight, nine ten!\n".repeat(60);
+    std::fs::write(folder.path().join("text.txt"), text).unwrap();
+    let options = "train --text text.txt --ranks 3 --vocab 300 --hidden 16 --steps 12 --tokens 24 --microbatches 2 --json --out out";
+    for (algorithm, barriers) in [("naive", 3.0), ("one", 2.0), ("two", 1.0)] {
+        let mut arguments: Vec<&str> = options.split_whitespace().collect();
+        arguments.extend(["--algorithm", algorithm]);
+        let report = vocabfuse(folder.path(), &arguments).json();
+        assert_eq!((&report["steps"], &report["barriers_per_microbatch"]), (&Value::from(12), &Value::from(barriers)));
+        assert!(report["loss_last"].as_f64().unwrap() < report["loss_first"].as_f64().unwrap());
+        assert!(report["max_loss_difference"].as_f64().unwrap() < 1e-3, "{report}");
+        for key in ["reference_loss_last", "ms_per_step", "reference_ms_per_step"] {
+            assert!(report[key].is_f64(), "{key}");
+        }
+    }
+    let csv = std::fs::read_to_string(folder.path().join("out/loss.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 13);
+    assert!(std::fs::read_to_string(folder.path().join("out/loss.svg")).unwrap().starts_with("<svg"));
+}
+
+#[test]
+fn train_refuses_what_it_cannot_learn() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("short.txt"), "short").unwrap();
+    std::fs::write(folder.path().join("binary"), [0, 159, 146, 150]).unwrap();
+    let train = |options: &str| {
+        let arguments: Vec<&str> = std::iter::once("train").chain(options.split_whitespace()).collect();
+        vocabfuse(folder.path(), &arguments)
+    };
+    train("--text short.txt").refused(&["--text", "too short", "at least 264"]);
+    train("--text .").refused(&["--text", "too short"]);
+    train("--text binary").refused(&["--text", "binary"]);
+    train("--text absent").refused(&["absent"]);
+    train("--vocab 100").refused(&["--vocab", "256"]);
+    train("--steps 0").refused(&["--steps"]);
+    train("--ranks 0").refused(&["--ranks"]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn generate_writes_the_same_bytes_each_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let generate = |out: &str| {
+        let options = "--target avx512 --kernel logits_softmax --dtype bf16 --chunk 4096 --json --out";
+        let arguments: Vec<&str> = std::iter::once("generate").chain(options.split_whitespace()).chain([out]).collect();
+        vocabfuse(folder.path(), &arguments).json()
+    };
+    let report = generate("a");
+    generate("b");
+    let name = report["kernels"][0].as_str().unwrap();
+    assert!(name.starts_with("logits_softmax__cross_entropy_bf16_c4096__avx512"), "{name}");
+    let file = |out: &str| std::fs::read(folder.path().join(out).join(format!("avx512/{name}.rs"))).unwrap();
+    assert_eq!(file("a"), file("b"));
+    for file in report["files"].as_array().unwrap() {
+        assert!(folder.path().join("a").join(file.as_str().unwrap()).is_file());
+    }
+}
+
+#[test]
+fn generate_refuses_what_no_template_covers() {
+    let folder = tempfile::tempdir().unwrap();
+    let generate = |options: &str| {
+        let arguments: Vec<&str> = std::iter::once("generate").chain(options.split_whitespace()).collect();
+        vocabfuse(folder.path(), &arguments)
+    };
+    generate("--target amx --dtype f32 --out o").refused(&["f32", "amx", "bf16"]);
+    generate("--target sse --out o").refused(&["--target", "scalar, avx2, avx512, amx"]);
+    generate("--target scalar --kernel matmul --out o").refused(&["--kernel", "logits_softmax"]);
+    generate("--target scalar --chunk 100 --out o").refused(&["--chunk", "power of two"]);
+    generate("--target scalar").refused(&["--out"]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    generate("--target scalar --kernel merge --out file").refused(&["--out", "file"]);
+}
+
+#[test]
+fn list_shows_what_runs_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = vocabfuse(folder.path(), &["list", "--target", "scalar", "--json"]).json();
+    let kernels = report["kernels"].as_array().unwrap();
+    assert!(!kernels.is_empty());
+    for kernel in kernels {
+        assert_eq!((&kernel["target"], &kernel["runnable"]), (&Value::from("scalar"), &Value::from(true)));
+        assert!(kernel["name"].as_str().unwrap().starts_with(kernel["kernel"].as_str().unwrap()));
+    }
+    let ended = vocabfuse(folder.path(), &["list"]);
+    assert!(ended.stdout.contains("logits_softmax__cross_entropy_f32_c512__scalar"), "{}", ended.stdout);
+    vocabfuse(folder.path(), &["list", "--target", "mmx"]).refused(&["--target", "scalar, avx2, avx512, amx"]);
+}
+
+#[test]
+fn help_has_examples() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["run", "train", "generate", "list"] {
+        let ended = vocabfuse(folder.path(), &[command, "--help"]);
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+        assert!(ended.stdout.contains("Example") && ended.stdout.contains("--json"), "{}", ended.stdout);
+    }
+}

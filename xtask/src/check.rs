@@ -1,0 +1,56 @@
+//! The checks: `test`, and `ci`, which is everything that must hold before a change lands.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The compiler that CUDA tests use, and where it is kept.
+const NVRTC: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
+
+fn root() -> PathBuf {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask).to_owned()
+}
+
+/// Runs a command in the workspace and fails if it does.
+fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {
+    eprintln!("$ {program} {}", arguments.join(" "));
+    let status = Command::new(program)
+        .args(arguments)
+        .current_dir(root())
+        .envs(environment.iter().copied())
+        .status()
+        .with_context(|| format!("cannot run {program}"))?;
+    if !status.success() {
+        bail!("{program} {} failed with {status}", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// Installs what the tests need below `target/`, which is the NVRTC library.
+fn install() -> Result<()> {
+    let folder = root().join("target").join("nvrtc");
+    let stamp = folder.join("version");
+    if std::fs::read_to_string(&stamp).is_ok_and(|version| version == NVRTC) {
+        return Ok(());
+    }
+    let path = folder.to_string_lossy().into_owned();
+    run("python3", &["-m", "pip", "install", "--quiet", "--upgrade", "--target", &path, NVRTC], &[])?;
+    std::fs::write(stamp, NVRTC).context("writing target/nvrtc/version")
+}
+
+/// Installs what is needed and runs all tests, the examples included.
+pub fn test() -> Result<()> {
+    install()?;
+    run("cargo", &["test", "--workspace", "--all-targets"], &[])?;
+    run("cargo", &["test", "--workspace", "--doc"], &[])?;
+    run("cargo", &["run", "--package", "custom-kernels"], &[])
+}
+
+/// Format, lints, documentation, and the tests, among which is the one for drift of generated kernels.
+pub fn ci() -> Result<()> {
+    run("cargo", &["fmt", "--all", "--check"], &[])?;
+    run("cargo", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    run("cargo", &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    test()
+}
