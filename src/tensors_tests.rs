@@ -44,7 +44,7 @@ fn message(name: &'static str, tensor: Raw) -> String {
 #[test]
 fn reads_all_types() {
     let mut tensors = good();
-    tensors[0].1 = Raw { dtype: Stored::BF16, shape: vec![2, 3], data: vec![0x80, 0x3f].repeat(6) };
+    tensors[0].1 = Raw { dtype: Stored::BF16, shape: vec![2, 3], data: [0x80, 0x3f].repeat(6) };
     tensors[2].1 = Raw { dtype: Stored::I32, shape: vec![2], data: bytemuck::cast_slice(&[0_i32, -7]).to_vec() };
     tensors.push(("bias", Raw { dtype: Stored::F16, shape: vec![1], data: vec![0x00, 0x38] }));
     tensors.push(("upstream", f32s(&[2], &[1.0, -2.0])));

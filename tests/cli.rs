@@ -249,7 +249,7 @@ fn unusable_options_are_refused() {
         ("--chunk 1000", &["--chunk", "1000", "power of two"]),
         ("--chunk 256", &["--chunk", "256", "512"]),
         ("--chunk 16384", &["chunk", "16384", "512, 2048, 8192"]),
-        ("--ranks 0", &["--ranks", "at least 1", "0"]),
+        ("--ranks 0", &["--ranks", "0", "from 1"]),
         ("--ranks 100000", &["--ranks", "100000"]),
         ("--threads 0", &["--threads"]),
         ("--bounds 0,20", &["--bounds", "20", "40"]),

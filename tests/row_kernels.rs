@@ -39,8 +39,7 @@ fn gather_copies_the_rows_asked_for() {
     for kernel in kernels("gather_rows") {
         let Entry::GatherRows(run) = kernel.entry else { panic!("{} has another entry", kernel.name) };
         let (source, start) = aligned(&bytes(kernel.dtype, &table));
-        let expected: Vec<f32> =
-            ids.iter().flat_map(|id| table[*id as usize * stride..][..columns].to_vec()).collect();
+        let expected: Vec<f32> = ids.iter().flat_map(|id| table[*id as usize * stride..][..columns].to_vec()).collect();
         let expected = bytes(kernel.dtype, &expected);
         let (mut out, out_start) = aligned(&vec![0; expected.len()]);
         let args = GatherRows {

@@ -27,6 +27,15 @@ fn table(steps: &[Step]) -> String {
     text
 }
 
+const PALE: RGBColor = RGBColor(240, 170, 90);
+const DARK: RGBColor = RGBColor(20, 70, 140);
+
+struct Curve {
+    name: &'static str,
+    style: ShapeStyle,
+    of: fn(&Step) -> f64,
+}
+
 fn picture(steps: &[Step]) -> Result<String, TrainError> {
     let failed = |e: &dyn std::fmt::Display| TrainError::Chart(e.to_string());
     let all = || steps.iter().flat_map(|s| [s.loss, s.reference_loss]).filter(|l| l.is_finite());
@@ -45,11 +54,11 @@ fn picture(steps: &[Step]) -> Result<String, TrainError> {
             .map_err(|e| failed(&e))?;
         chart.configure_mesh().x_desc("step").light_line_style(TRANSPARENT).draw().map_err(|e| failed(&e))?;
         // The reference is wide and pale, so that a curve on top of it leaves both to be seen.
-        let lines: [(&str, ShapeStyle, fn(&Step) -> f64); 2] = [
-            ("plain f32, one rank", RGBColor(240, 170, 90).stroke_width(5), |s| s.reference_loss),
-            ("vocabfuse", RGBColor(20, 70, 140).stroke_width(2), |s| s.loss),
+        let curves = [
+            Curve { name: "plain f32, one rank", style: PALE.stroke_width(5), of: |s| s.reference_loss },
+            Curve { name: "vocabfuse", style: DARK.stroke_width(2), of: |s| s.loss },
         ];
-        for (name, style, of) in lines {
+        for Curve { name, style, of } in curves {
             let points = steps.iter().enumerate().map(|(i, s)| (i, of(s))).filter(|(_, l)| l.is_finite());
             chart
                 .draw_series(LineSeries::new(points, style))

@@ -1,6 +1,7 @@
 //! Chores of the workspace: `cargo xtask generate|test|ci|compare`.
 
 mod check;
+mod compare;
 mod generate;
 
 use clap::{Parser, Subcommand};
@@ -20,6 +21,8 @@ enum Chore {
     Test,
     /// Format, lints, documentation, drift of generated kernels, and all tests.
     Ci,
+    /// Times vocabfuse against other implementations on the same data, with memory and errors.
+    Compare(compare::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -27,5 +30,6 @@ fn main() -> anyhow::Result<()> {
         Chore::Generate => generate::write(),
         Chore::Test => check::test(),
         Chore::Ci => check::ci(),
+        Chore::Compare(options) => compare::compare(&options),
     }
 }

@@ -64,7 +64,10 @@ pub fn check(entry: &Entry, architecture: Architecture, log: &str) -> Result<Res
     };
     let Some(found) = figures(log) else { return refused("the log has no resource report".to_owned()) };
     if found.spill_stores + found.spill_loads > 0 {
-        return refused(format!("{} bytes of spill stores and {} of spill loads; expected none", found.spill_stores, found.spill_loads));
+        return refused(format!(
+            "{} bytes of spill stores and {} of spill loads; expected none",
+            found.spill_stores, found.spill_loads
+        ));
     }
     if let Some(line) = serialized(log) {
         return refused(format!("the assembler warns: {}", line.trim()));

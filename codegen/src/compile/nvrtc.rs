@@ -102,7 +102,9 @@ fn preload(folder: &Path) {
         for library in [BUILTINS, LIBRARY] {
             let path = folder.join(library);
             // SAFETY: as for `present`.
-            if path.is_file() && let Ok(library) = unsafe { libloading::Library::new(&path) } {
+            if path.is_file()
+                && let Ok(library) = unsafe { libloading::Library::new(&path) }
+            {
                 // Kept for the rest of the process.
                 std::mem::forget(library);
             }
@@ -112,7 +114,12 @@ fn preload(folder: &Path) {
 
 type Code = Result<Vec<u8>, result::NvrtcError>;
 
-fn compile(kernel: &str, text: &str, architecture: &str, code: impl Fn(sys::nvrtcProgram) -> Code) -> Result<Compiled, CompileError> {
+fn compile(
+    kernel: &str,
+    text: &str,
+    architecture: &str,
+    code: impl Fn(sys::nvrtcProgram) -> Code,
+) -> Result<Compiled, CompileError> {
     let rejected = |message: String| CompileError::Rejected { kernel: kernel.to_owned(), message };
     let text = CString::new(text).map_err(|e| rejected(e.to_string()))?;
     let name = CString::new(format!("{kernel}.cu")).map_err(|e| rejected(e.to_string()))?;
@@ -120,7 +127,6 @@ fn compile(kernel: &str, text: &str, architecture: &str, code: impl Fn(sys::nvrt
     let options = [
         format!("--gpu-architecture={architecture}"),
         "--std=c++17".to_owned(),
-        "-default-device".to_owned(),
         "-w".to_owned(),
         "-Xptxas".to_owned(),
         "-v".to_owned(),
@@ -128,7 +134,8 @@ fn compile(kernel: &str, text: &str, architecture: &str, code: impl Fn(sys::nvrt
     // SAFETY: the program was created above and is destroyed below, once.
     let (compiled, log) = unsafe {
         let compiled = result::compile_program(program, &options);
-        let log = result::get_program_log(program).map(|log| CStr::from_ptr(log.as_ptr()).to_string_lossy().into_owned());
+        let log =
+            result::get_program_log(program).map(|log| CStr::from_ptr(log.as_ptr()).to_string_lossy().into_owned());
         (compiled.and_then(|()| code(program)), log.unwrap_or_default())
     };
     // SAFETY: as above.

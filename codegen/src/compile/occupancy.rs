@@ -23,11 +23,46 @@ const RESERVED: usize = 1024;
 impl Architecture {
     /// The architectures that kernels of target sm_80 are compiled for, and sm_90a.
     pub const ALL: &[Architecture] = &[
-        Architecture { number: 80, specific: false, threads: 2048, blocks: 32, shared: 164 << 10, shared_a_block: 163 << 10 },
-        Architecture { number: 86, specific: false, threads: 1536, blocks: 16, shared: 100 << 10, shared_a_block: 99 << 10 },
-        Architecture { number: 89, specific: false, threads: 1536, blocks: 24, shared: 100 << 10, shared_a_block: 99 << 10 },
-        Architecture { number: 90, specific: false, threads: 2048, blocks: 32, shared: 228 << 10, shared_a_block: 227 << 10 },
-        Architecture { number: 90, specific: true, threads: 2048, blocks: 32, shared: 228 << 10, shared_a_block: 227 << 10 },
+        Architecture {
+            number: 80,
+            specific: false,
+            threads: 2048,
+            blocks: 32,
+            shared: 164 << 10,
+            shared_a_block: 163 << 10,
+        },
+        Architecture {
+            number: 86,
+            specific: false,
+            threads: 1536,
+            blocks: 16,
+            shared: 100 << 10,
+            shared_a_block: 99 << 10,
+        },
+        Architecture {
+            number: 89,
+            specific: false,
+            threads: 1536,
+            blocks: 24,
+            shared: 100 << 10,
+            shared_a_block: 99 << 10,
+        },
+        Architecture {
+            number: 90,
+            specific: false,
+            threads: 2048,
+            blocks: 32,
+            shared: 228 << 10,
+            shared_a_block: 227 << 10,
+        },
+        Architecture {
+            number: 90,
+            specific: true,
+            threads: 2048,
+            blocks: 32,
+            shared: 228 << 10,
+            shared_a_block: 227 << 10,
+        },
     ];
 
     /// The architecture of a name such as `sm_80`.

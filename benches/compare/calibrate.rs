@@ -1,0 +1,136 @@
+//! The f32 FMA rate of one thread, from registers alone: what no matrix product on this machine can exceed.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Bursts that are timed; the median counts.
+const BURSTS: usize = 5;
+/// Time of a burst, in seconds.
+const BURST: f64 = 0.01;
+/// Steps between two looks at the clock.
+const STEPS: usize = 20_000;
+
+/// A loop over independent sums: enough of them to hide the latency of an FMA, few enough for the registers.
+struct Loop {
+    isa: &'static str,
+    /// Runs a number of steps; the result is there to be looked at.
+    run: fn(usize) -> f32,
+    /// Floating-point operations of a step.
+    step: usize,
+}
+
+/// GFLOP/s of one thread with the widest vectors of the machine, and the name of their instruction set.
+pub fn peak() -> (f64, &'static str) {
+    let kernel = widest();
+    let mut rates: Vec<f64> = (0..BURSTS).map(|_| burst(&kernel)).collect();
+    rates.sort_by(f64::total_cmp);
+    (rates[BURSTS / 2], kernel.isa)
+}
+
+fn burst(kernel: &Loop) -> f64 {
+    let start = Instant::now();
+    let mut steps = 0;
+    loop {
+        black_box((kernel.run)(black_box(STEPS)));
+        steps += STEPS;
+        let seconds = start.elapsed().as_secs_f64();
+        if seconds >= BURST {
+            return (steps * kernel.step) as f64 / seconds / 1e9;
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn widest() -> Loop {
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has AVX-512 F, which is all that the function asks for.
+        return Loop { isa: "AVX-512", run: |steps| unsafe { avx512(steps) }, step: 24 * 16 * 2 };
+    }
+    if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+        // SAFETY: the processor has AVX2 and FMA, which is all that the function asks for.
+        return Loop { isa: "AVX2", run: |steps| unsafe { avx2(steps) }, step: 12 * 8 * 2 };
+    }
+    baseline()
+}
+
+#[cfg(target_arch = "aarch64")]
+fn widest() -> Loop {
+    // SAFETY: NEON is part of the baseline of this architecture.
+    Loop { isa: "NEON", run: |steps| unsafe { neon(steps) }, step: 24 * 4 * 2 }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn widest() -> Loop {
+    baseline()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn avx512(steps: usize) -> f32 {
+    use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_reduce_add_ps, _mm512_set1_ps};
+    let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(1.0)));
+    let mut sums = [b; 24];
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(*sum, a, b);
+        }
+    }
+    sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum)).sum()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2(steps: usize) -> f32 {
+    use std::arch::x86_64::{_mm256_cvtss_f32, _mm256_fmadd_ps, _mm256_set1_ps};
+    let (a, b) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(1.0)));
+    let mut sums = [b; 12];
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm256_fmadd_ps(*sum, a, b);
+        }
+    }
+    sums.into_iter().map(|sum| _mm256_cvtss_f32(sum)).sum()
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+fn neon(steps: usize) -> f32 {
+    use std::arch::aarch64::{vaddvq_f32, vdupq_n_f32, vfmaq_f32};
+    let (a, b) = (vdupq_n_f32(black_box(0.5)), vdupq_n_f32(black_box(1.0)));
+    let mut sums = [b; 24];
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = vfmaq_f32(b, *sum, a);
+        }
+    }
+    sums.into_iter().map(|sum| vaddvq_f32(sum)).sum()
+}
+
+/// Separate multiplications and additions, as wide as every processor of the architecture allows.
+#[cfg(not(target_arch = "aarch64"))]
+fn baseline() -> Loop {
+    fn run(steps: usize) -> f32 {
+        let (a, b) = (black_box(0.5_f32), black_box(1.0_f32));
+        let mut sums = [b; 48];
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = *sum * a + b;
+            }
+        }
+        sums.iter().sum()
+    }
+    Loop { isa: "baseline", run, step: 48 * 2 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sum_reaches_its_limit() {
+        // s = s / 2 + 1 tends to 2: all lanes of all sums take part.
+        let (kernel, sums) = (widest(), |total: f32| (total / 2.0).round());
+        assert!(sums((kernel.run)(100)) >= 12.0);
+        assert!(peak().0 > 0.1);
+    }
+}

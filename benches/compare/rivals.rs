@@ -1,0 +1,164 @@
+//! The competitors of this process: the fused layer, with saved and with recomputed probabilities, and the plain
+//! composition.
+
+use crate::data::{self, Shape};
+use crate::memory;
+use anyhow::{Context, Result, bail};
+use half::{bf16, f16};
+use std::time::Instant;
+use vocabfuse::plain;
+use vocabfuse::problem::{Options, Problem};
+use vocabfuse::{
+    Batch, Cpu, CrossEntropy, Dtype, Gradients, Local, Matrix, OutputLayer, Policy, Save, Shard, ShardLayout, Upstream,
+};
+
+/// A matrix in the dtype of the problem.
+enum Values {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+    F16(Vec<f16>),
+}
+
+impl Values {
+    fn read(path: &std::path::Path, count: usize, dtype: Dtype) -> Result<Values> {
+        Ok(match dtype {
+            Dtype::F32 => Values::F32(data::read_as(path, count, |v| v)?),
+            Dtype::Bf16 => Values::Bf16(data::read_as(path, count, bf16::from_f32)?),
+            Dtype::F16 => Values::F16(data::read_as(path, count, f16::from_f32)?),
+        })
+    }
+
+    fn matrix(&self, rows: usize, columns: usize) -> Result<Matrix<'_>> {
+        Ok(match self {
+            Values::F32(values) => Matrix::new(values, rows, columns)?,
+            Values::Bf16(values) => Matrix::new(values, rows, columns)?,
+            Values::F16(values) => Matrix::new(values, rows, columns)?,
+        })
+    }
+}
+
+enum Way {
+    Fused { layer: OutputLayer, comm: Local, x: Values, w: Values, device: String, save: bool },
+    Plain { x: Vec<f32>, w: Vec<f32>, dtype: Dtype },
+}
+
+/// What is kept of a run.
+pub struct Results {
+    pub loss: f64,
+    /// Sampled rows of dW, one after the other.
+    pub rows: Vec<f32>,
+}
+
+/// A competitor with its inputs.
+pub struct Rival {
+    way: Way,
+    shape: Shape,
+    targets: Vec<i64>,
+    rows: Vec<usize>,
+    results: Option<Results>,
+    /// Bytes in memory when the inputs were there and nothing had run on them.
+    loaded: Option<u64>,
+}
+
+impl Rival {
+    /// Reads the inputs and runs twice: on a tiny problem before memory is looked at, which starts threads and loads
+    /// code, and on the inputs themselves.
+    pub fn load(name: &str, shape: &Shape, rows: Vec<usize>) -> Result<Rival> {
+        if !matches!(name, "plain" | "vocabfuse-saved" | "vocabfuse-recompute") {
+            bail!("no competitor {name:?} here");
+        }
+        rayon::ThreadPoolBuilder::new().num_threads(shape.threads).build_global()?;
+        let tiny = tempfile::tempdir()?;
+        let small = Shape { folder: tiny.path().to_owned(), tokens: 64, hidden: 64, vocab: 256, ..shape.clone() };
+        data::make(&small, 0, 0)?;
+        Rival::read(name, &small, vec![])?.run()?;
+
+        let mut rival = Rival::read(name, shape, rows)?;
+        rival.loaded = memory::resident();
+        rival.run()?;
+        memory::forget_peak();
+        Ok(rival)
+    }
+
+    fn read(name: &str, shape: &Shape, rows: Vec<usize>) -> Result<Rival> {
+        let (dtype, n, h, v) = (shape.dtype()?, shape.tokens, shape.hidden, shape.vocab);
+        let way = if name == "plain" {
+            let read = |path, count| data::read_as(path, count, |v| v);
+            Way::Plain { x: read(&shape.x(), n * h)?, w: read(&shape.w(), v * h)?, dtype }
+        } else {
+            let save = name == "vocabfuse-saved";
+            let policy = Policy { save: if save { Save::Yes } else { Save::No }, ..Policy::default() };
+            let cpu = Cpu::new(Some(shape.threads))?;
+            let layout = ShardLayout::even(v, 1)?;
+            Way::Fused {
+                layer: OutputLayer::new(&cpu, &layout, 0, CrossEntropy::default(), policy)?,
+                comm: Local::group(1).pop().context("a group of one")?,
+                x: Values::read(&shape.x(), n * h, dtype)?,
+                w: Values::read(&shape.w(), v * h, dtype)?,
+                device: cpu.target().to_string(),
+                save,
+            }
+        };
+        let targets = data::read(&shape.targets())?;
+        Ok(Rival { way, shape: shape.clone(), targets, rows, results: None, loaded: None })
+    }
+
+    /// Runs forward and backward; milliseconds. Outputs are allocated within that time, as an eager framework does.
+    pub fn run(&mut self) -> Result<f64> {
+        let (n, h, v) = (self.shape.tokens, self.shape.hidden, self.shape.vocab);
+        let start = Instant::now();
+        let (loss, dx, dw) = match &self.way {
+            Way::Fused { layer, comm, x, w, .. } => {
+                let batch = Batch { x: x.matrix(n, h)?, targets: &self.targets, upstream: None };
+                let shard = Shard { weight: w.matrix(v, h)?, bias: None };
+                let done = layer.s_pass(batch, shard)?.start_combine(comm)?.wait()?;
+                let mut dw = vec![0.0; v * h];
+                layer.t_pass(done.weight_grad, Gradients { dw: &mut dw, dbias: None }, Upstream::One)?;
+                (done.loss[0], done.dx, dw)
+            }
+            Way::Plain { x, w, dtype } => {
+                let options = Options::default();
+                let targets = &self.targets;
+                let problem = Problem { x, w, targets, bias: None, upstream: None, hidden: h, vocab: v, options };
+                let out = plain::cross_entropy(&problem, *dtype)?;
+                (out.loss[0], out.dx.into(), out.dw)
+            }
+        };
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        std::hint::black_box(&dx);
+        let rows = self.rows.iter().flat_map(|row| &dw[row * h..][..h]).copied().collect();
+        self.results = Some(Results { loss: f64::from(loss), rows });
+        Ok(ms)
+    }
+
+    /// What the last run gave.
+    pub fn results(&self) -> Option<&Results> {
+        self.results.as_ref()
+    }
+
+    /// Matrix products of N H V multiplications that the method needs, dW and dX included.
+    pub fn products(&self) -> usize {
+        match self.way {
+            Way::Fused { save: false, .. } => 4,
+            _ => 3,
+        }
+    }
+
+    /// Bytes of dW and dX, which every method must hold.
+    pub fn output_bytes(&self) -> usize {
+        (self.shape.tokens + self.shape.vocab) * self.shape.hidden * size_of::<f32>()
+    }
+
+    /// What the matrix products run on.
+    pub fn device(&self) -> &str {
+        match &self.way {
+            Way::Fused { device, .. } => device,
+            Way::Plain { .. } => "gemm crate",
+        }
+    }
+
+    /// Peak memory of the runs over the inputs.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        Some(memory::peak()?.saturating_sub(self.loaded?))
+    }
+}
