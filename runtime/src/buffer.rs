@@ -48,7 +48,7 @@ impl<T: Pod> AsMut<[T]> for Buffer<T> {
 
 /// A pointer that kernels on several threads write disjoint parts through.
 #[derive(Debug)]
-pub(crate) struct SharedPointer<T>(pub(crate) *mut T);
+pub struct SharedPointer<T>(pub(crate) *mut T);
 
 impl<T> Clone for SharedPointer<T> {
     fn clone(&self) -> Self {

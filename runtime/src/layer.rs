@@ -1,10 +1,11 @@
 //! The output layer: passes S, C1 and T of one rank, in an order that the types enforce.
 
-use crate::algorithm::Exchange;
+use crate::algorithm::{Exchange, blocks};
 use crate::comm::{Finish, Local, Merged, Pending};
-use crate::cpu::{Cpu, Family, FinishJob, LayerInputs, NO_REFERENCE, SPass, Saved, ShardRows, TPass, working_set};
 use crate::loss::scatter;
-use crate::{CrossEntropy, Dtype, Error, Matrix, Policy, Result, Save, ShardLayout};
+use crate::passes::{Extent, FinishJob, LayerInputs, SPass, Sums};
+use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
+use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Matrix, Policy, Result, Save, ShardLayout};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -50,8 +51,8 @@ pub enum Upstream<'a> {
 
 /// The output layer on one rank.
 #[derive(Clone, Debug)]
-pub struct OutputLayer {
-    cpu: Cpu,
+pub struct OutputLayer<D: Device = Cpu> {
+    device: D,
     layout: ShardLayout,
     rank: usize,
     loss: CrossEntropy,
@@ -59,9 +60,9 @@ pub struct OutputLayer {
 }
 
 /// Everything about a microbatch that outlives pass S.
-struct Job<'a> {
-    layer: OutputLayer,
-    family: Family,
+struct Job<'a, D: Device> {
+    layer: OutputLayer<D>,
+    kernels: D::Kernels,
     batch: Batch<'a>,
     shard: Shard<'a>,
     /// Rows of X that count.
@@ -74,23 +75,25 @@ struct Job<'a> {
 }
 
 /// After pass S: local statistics, A and B.
-pub struct Partial<'a> {
-    job: Job<'a>,
-    rows: ShardRows,
-    saved: Option<Saved>,
+pub struct Partial<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    inputs: D::Inputs,
+    rows: D::Rows,
+    saved: Option<D::Saved>,
 }
 
 /// While the collective runs.
-pub struct Merging<'a> {
-    job: Job<'a>,
-    saved: Option<Saved>,
+pub struct Merging<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    inputs: D::Inputs,
+    saved: Option<D::Saved>,
     pending: Pending,
-    kept: Option<ShardRows>,
+    kept: Option<D::Rows>,
     comm: Local,
 }
 
 /// After the collective: results, and the ticket for pass T.
-pub struct Done<'a> {
+pub struct Done<'a, D: Device = Cpu> {
     /// The loss: one value, or N under reduction none. Ignored tokens have loss 0.
     pub loss: Vec<f32>,
     /// Log-sum-exp of the scaled logits, N. Ignored tokens have 0.
@@ -98,30 +101,29 @@ pub struct Done<'a> {
     /// dX `[N, H]` row-major, shared by the ranks of a process.
     pub dx: Arc<Vec<f32>>,
     /// The ticket.
-    pub weight_grad: WeightGrad<'a>,
+    pub weight_grad: WeightGrad<'a, D>,
 }
 
 /// The right to run pass T of a microbatch once. Many may be outstanding.
-pub struct WeightGrad<'a> {
-    job: Job<'a>,
-    saved: Option<Saved>,
-    reference: Vec<f32>,
-    a_factor: Vec<f32>,
-    target_factor: Vec<f32>,
+pub struct WeightGrad<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    inputs: D::Inputs,
+    saved: Option<D::Saved>,
+    merged: D::Ticket,
 }
 
-impl OutputLayer {
+impl<D: Device> OutputLayer<D> {
     /// The layer of `rank` in `layout`.
     ///
     /// # Errors
     /// [`Error::Layout`] if there is no such rank, [`Error::Option`] for an unusable option.
     pub fn new(
-        cpu: &Cpu,
+        device: &D,
         layout: &ShardLayout,
         rank: usize,
         loss: CrossEntropy,
         policy: Policy,
-    ) -> Result<OutputLayer> {
+    ) -> Result<OutputLayer<D>> {
         if rank >= layout.ranks() {
             return Err(Error::Layout(format!(
                 "rank {rank} of {}; expected a rank below the number of ranks",
@@ -129,7 +131,7 @@ impl OutputLayer {
             )));
         }
         loss.validate()?;
-        Ok(OutputLayer { cpu: cpu.clone(), layout: layout.clone(), rank, loss, policy })
+        Ok(OutputLayer { device: device.clone(), layout: layout.clone(), rank, loss, policy })
     }
 
     /// Pass S: no communication.
@@ -139,28 +141,25 @@ impl OutputLayer {
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`] or [`Error::Target`] naming the tensor; [`Error::Kernel`] or
     /// [`Error::Option`] if there is no kernel for dtype or chunk; [`Error::Budget`].
-    pub fn s_pass<'a>(&self, batch: Batch<'a>, shard: Shard<'a>) -> Result<Partial<'a>> {
+    pub fn s_pass<'a>(&self, batch: Batch<'a>, shard: Shard<'a>) -> Result<Partial<'a, D>> {
         self.check(&batch, &shard)?;
-        let family = Family::new(&self.cpu, batch.x.dtype(), self.policy.chunk)?;
+        let kernels = self.device.kernels(batch.x.dtype(), self.policy.chunk)?;
         let rows = self.loss.active_rows(batch.targets, self.layout.vocab())?;
-        let save = self.saves(&family, rows.len(), batch.x.columns())?;
-        let job = self.job(family, batch, shard, rows);
-        let mut state = ShardRows::identity(&job.family, job.rows.len());
-        let mut saved = save.then(|| Saved::new(&job.family, job.rows.len(), job.classes()));
+        let save = self.saves(&kernels, rows.len(), batch.x.columns())?;
+        let job = self.job(kernels, batch, shard, rows);
         let pass = job.s_pass()?;
-        let stages = self.policy.algorithm.stages();
-        self.cpu.s_pass(&job.family, &pass, stages, &mut state, saved.as_mut())?;
-        if stages == vocabfuse_kernels::abi::Stages::All {
-            state.targets = self.cpu.gather_targets(&job.family, &pass);
-        }
-        Ok(Partial { job, rows: state, saved })
+        let inputs = self.device.load(&job.kernels, &pass)?;
+        let accumulate = self.policy.algorithm.accumulates();
+        let (rows, saved) = self.device.s_pass(&job.kernels, &inputs, &pass, accumulate, save)?;
+        Ok(Partial { job, inputs, rows, saved })
     }
 
     /// Pass T: adds the weight gradient of a microbatch. No communication, any time, in any order.
     ///
     /// # Errors
     /// [`Error::Shape`] for an output or upstream of the wrong length.
-    pub fn t_pass(&self, ticket: WeightGrad<'_>, out: Gradients<'_>, upstream: Upstream<'_>) -> Result<()> {
+    pub fn t_pass(&self, mut ticket: WeightGrad<'_, D>, out: Gradients<'_>, upstream: Upstream<'_>) -> Result<()> {
+        let saved = ticket.saved.take();
         let job = &ticket.job;
         let (rows, hidden) = (job.shard.weight.rows(), job.batch.x.columns());
         expect("dw", rows * hidden, out.dw.len())?;
@@ -179,19 +178,8 @@ impl OutputLayer {
             }
         }
         let pass = job.s_pass()?;
-        let pass = TPass {
-            x: pass.x,
-            w: pass.w,
-            inputs: pass.inputs,
-            rows: pass.rows,
-            targets: pass.targets,
-            reference: &ticket.reference,
-            a_factor: &ticket.a_factor,
-            target_factor: &ticket.target_factor,
-            upstream: &scaled,
-            saved: ticket.saved.as_ref(),
-        };
-        self.cpu.t_pass(&job.family, &pass, out.dw, out.dbias)
+        let sums = Sums { dw: out.dw, dbias: out.dbias };
+        self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &scaled, sums)
     }
 
     fn check(&self, batch: &Batch<'_>, shard: &Shard<'_>) -> Result<()> {
@@ -228,9 +216,10 @@ impl OutputLayer {
     }
 
     /// Whether pass S saves, within the memory budget.
-    fn saves(&self, family: &Family, tokens: usize, hidden: usize) -> Result<bool> {
-        let saved = Saved::bytes(family, tokens, self.layout.classes(self.rank));
-        let needed = |save: bool| working_set(&self.cpu, family, tokens, hidden, save) + if save { saved } else { 0 };
+    fn saves(&self, kernels: &D::Kernels, tokens: usize, hidden: usize) -> Result<bool> {
+        let extent = Extent { tokens, hidden, classes: self.layout.classes(self.rank) };
+        let saved = D::saved_bytes(kernels, extent);
+        let needed = |save: bool| self.device.working_set(kernels, extent, save) + if save { saved } else { 0 };
         let budget = self.policy.memory_budget.unwrap_or(DEFAULT_BUDGET);
         let fits = |save: bool| self.policy.memory_budget.is_none() || needed(save) <= budget;
         match self.policy.save {
@@ -241,10 +230,10 @@ impl OutputLayer {
         }
     }
 
-    fn job<'a>(&self, family: Family, batch: Batch<'a>, shard: Shard<'a>, rows: Vec<u32>) -> Job<'a> {
+    fn job<'a>(&self, kernels: D::Kernels, batch: Batch<'a>, shard: Shard<'a>, rows: Vec<u32>) -> Job<'a, D> {
         let owned = self.layout.range(self.rank);
         let classes = self.layout.classes(self.rank) as i64;
-        let padded = rows.len().next_multiple_of(family.geometry.panel);
+        let padded = rows.len().next_multiple_of(D::panel(&kernels));
         let factor = self.loss.token_factor(rows.len());
         let mut targets = vec![-1; padded];
         let mut upstream = vec![0.0; padded];
@@ -256,7 +245,7 @@ impl OutputLayer {
             upstream[token] = factor * batch.upstream.map_or(1.0, |u| u[*row as usize]);
         }
         let agreement = self.agreement(&batch, shard.bias.is_some());
-        Job { layer: self.clone(), family, batch, shard, rows, targets, upstream, agreement }
+        Job { layer: self.clone(), kernels, batch, shard, rows, targets, upstream, agreement }
     }
 
     fn agreement(&self, batch: &Batch<'_>, bias: bool) -> String {
@@ -264,8 +253,9 @@ impl OutputLayer {
         batch.targets.hash(&mut hasher);
         let CrossEntropy { reduction, normalizer, ignore_index, logit_scale } = self.loss;
         format!(
-            "N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, reduction {reduction}, \
+            "rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, reduction {reduction}, \
              normalizer {normalizer:?}, ignore_index {ignore_index:?}, logit_scale {logit_scale}, bias {bias}, targets {:016x}",
+            self.device.place(),
             batch.x.rows(),
             batch.x.columns(),
             self.layout.vocab(),
@@ -277,8 +267,6 @@ impl OutputLayer {
         )
     }
 }
-
-use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
 
 fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -294,7 +282,7 @@ fn expect(tensor: &'static str, expected: usize, found: usize) -> Result<()> {
     if expected == found { Ok(()) } else { Err(shape(tensor, format!("{expected} elements"), found.to_string())) }
 }
 
-impl<'a> Job<'a> {
+impl<'a, D: Device> Job<'a, D> {
     fn classes(&self) -> usize {
         self.layer.layout.classes(self.layer.rank)
     }
@@ -315,18 +303,18 @@ impl<'a> Job<'a> {
     }
 }
 
-impl<'a> Partial<'a> {
+impl<'a, D: Device> Partial<'a, D> {
     /// Names of the kernels that the passes of this microbatch call.
     pub fn kernels(&self) -> Vec<&'static str> {
-        self.job.family.names(self.saved.is_some())
+        D::names(&self.job.kernels, self.saved.is_some())
     }
 
     /// Starts C1; does not wait. Every rank of the group does so in the same order.
     ///
     /// # Errors
     /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
-    pub fn start_combine(self, comm: &Local) -> Result<Merging<'a>> {
-        let Partial { job, rows, saved } = self;
+    pub fn start_combine(self, comm: &Local) -> Result<Merging<'a, D>> {
+        let Partial { job, inputs, rows, saved } = self;
         let layer = &job.layer;
         if comm.size() != layer.layout.ranks() || comm.rank() != layer.rank {
             return Err(Error::Layout(format!(
@@ -337,18 +325,19 @@ impl<'a> Partial<'a> {
                 layer.layout.ranks()
             )));
         }
-        let (pending, kept) = layer.policy.algorithm.start(comm, job.agreement.clone(), &job.family, rows);
-        Ok(Merging { job, saved, pending, kept, comm: comm.handle() })
+        let algorithm = layer.policy.algorithm;
+        let (pending, kept) = algorithm.start(comm, &job.agreement, &layer.device, &job.kernels, rows)?;
+        Ok(Merging { job, inputs, saved, pending, kept, comm: comm.handle() })
     }
 }
 
-impl<'a> Merging<'a> {
+impl<'a, D: Device> Merging<'a, D> {
     /// Waits for all ranks.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
-    pub fn wait(self) -> Result<Done<'a>> {
-        let Merging { job, mut saved, pending, kept, comm } = self;
+    pub fn wait(self) -> Result<Done<'a, D>> {
+        let Merging { job, inputs, mut saved, pending, kept, comm } = self;
         let algorithm = job.layer.policy.algorithm;
         let finish = Finish {
             job: FinishJob {
@@ -360,55 +349,41 @@ impl<'a> Merging<'a> {
             rows: job.batch.x.rows(),
         };
         let mut exchange = Exchange {
-            cpu: &job.layer.cpu,
-            family: &job.family,
+            device: &job.layer.device,
+            kernels: &job.kernels,
+            inputs: &inputs,
             pass: job.s_pass()?,
             agreement: &job.agreement,
             saved: saved.as_mut(),
         };
         let merged = algorithm.complete(&comm, pending, kept, &mut exchange, &finish)?;
-        Ok(done(job, saved, &merged))
+        done(job, inputs, saved, &merged)
     }
 }
 
-fn done<'a>(job: Job<'a>, saved: Option<Saved>, merged: &Merged) -> Done<'a> {
-    let padded = job.targets.len();
-    let gather = |name: &str| {
-        let mut all = vec![0.0; padded];
-        for block in &merged.blocks {
-            if let Some(finished) = &block.finished {
-                let tokens = block.tokens.clone();
-                all[tokens.clone()].copy_from_slice(&finished.output(&job.family, name)[..tokens.len()]);
-            }
-        }
-        all
-    };
-    // What lies between the last token and the end of its panel must weigh nothing, whatever the bias made of it.
-    let mut reference = vec![-NO_REFERENCE; padded];
-    for block in &merged.blocks {
-        let tokens = block.tokens.clone();
-        reference[tokens.clone()].copy_from_slice(&block.rows.state[0].as_ref()[..tokens.len()]);
-    }
+fn done<'a, D: Device>(
+    job: Job<'a, D>,
+    inputs: D::Inputs,
+    saved: Option<D::Saved>,
+    merged: &Merged<D>,
+) -> Result<Done<'a, D>> {
+    let (device, blocks) = (&job.layer.device, blocks(merged));
     let (tokens, loss) = (job.batch.x.rows(), job.layer.loss);
-    let losses = gather("loss");
-    Done {
+    let ticket = device.ticket(&job.kernels, &blocks)?;
+    let losses = device.output(&job.kernels, &blocks, "loss")?;
+    let lse = device.output(&job.kernels, &blocks, "lse")?;
+    Ok(Done {
         loss: loss.reduce(&losses[..job.rows.len()], &job.rows, tokens),
-        lse: scatter(&gather("lse"), &job.rows, tokens),
+        lse: scatter(&lse, &job.rows, tokens),
         dx: merged.dx.clone().unwrap_or_default(),
-        weight_grad: WeightGrad {
-            a_factor: gather("a_factor"),
-            target_factor: gather("target_factor"),
-            reference,
-            saved,
-            job,
-        },
-    }
+        weight_grad: WeightGrad { inputs, saved, merged: ticket, job },
+    })
 }
 
-impl WeightGrad<'_> {
+impl<D: Device> WeightGrad<'_, D> {
     /// Bytes of saved values that the ticket holds.
     pub fn saved_bytes(&self) -> usize {
-        self.saved.as_ref().map_or(0, Saved::held)
+        self.saved.as_ref().map_or(0, D::held)
     }
 
     /// Element type of the microbatch.

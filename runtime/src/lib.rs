@@ -9,15 +9,18 @@ mod algorithm;
 mod buffer;
 mod comm;
 mod cpu;
+mod device;
 mod error;
 mod layer;
 mod layout;
 mod loss;
 mod matrix;
+mod passes;
 mod policy;
 
 pub use comm::{Counters, Local};
 pub use cpu::Cpu;
+pub use device::Device;
 pub use error::Error;
 pub use layer::{Batch, Done, Gradients, Merging, OutputLayer, Partial, Shard, Upstream, WeightGrad};
 pub use layout::ShardLayout;

@@ -47,12 +47,14 @@ impl Device {
 
     fn compiled(&mut self, kind: KernelKind) -> String {
         let (dtype, chunk) = (self.dtype, self.chunk);
-        let spec = KernelSpec::with_precision(kind, Target::Sm80, dtype, self.precision, chunk, &self.loss.name).unwrap();
+        let spec =
+            KernelSpec::with_precision(kind, Target::Sm80, dtype, self.precision, chunk, &self.loss.name).unwrap();
         let name = spec.name();
         if !self.kernels.contains_key(&name) {
             let kernel = emit(&spec, &self.loss).unwrap();
             let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
-            let ptx = nvrtc.ptx(&name, &kernel.text, Architecture::parse("sm_80").unwrap()).unwrap_or_else(|e| panic!("{e}"));
+            let ptx =
+                nvrtc.ptx(&name, &kernel.text, Architecture::parse("sm_80").unwrap()).unwrap_or_else(|e| panic!("{e}"));
             let text = String::from_utf8(ptx.code).unwrap();
             let module = Module::parse(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
             self.kernels.insert(name.clone(), Compiled { entry: cuda_entry(&spec, &self.loss).unwrap(), module });
@@ -69,7 +71,14 @@ impl Device {
             .entry
             .parameters
             .iter()
-            .map(|p| arguments.iter().find(|(n, _)| *n == p.name).unwrap_or_else(|| panic!("{name} needs {}", p.name)).1.clone())
+            .map(|p| {
+                arguments
+                    .iter()
+                    .find(|(n, _)| *n == p.name)
+                    .unwrap_or_else(|| panic!("{name} needs {}", p.name))
+                    .1
+                    .clone()
+            })
             .collect();
         self.seed += 1;
         let shape = Launch {

@@ -36,7 +36,8 @@ fn run(case: &Case, problem: &Problem) -> [f64; 5] {
     let loss = cross_entropy().unwrap();
     let mut device = Device::new(case.dtype, case.precision, 512, loss, case.seed);
     let d = &mut device;
-    let shards: Vec<Shard> = case.shards.iter().map(|s| Shard::new(d, problem, s.clone(), case.saved, case.layout)).collect();
+    let shards: Vec<Shard> =
+        case.shards.iter().map(|s| Shard::new(d, problem, s.clone(), case.saved, case.layout)).collect();
     let (first, others) = shards.split_first().unwrap();
     let stages = if case.algorithm == Algorithm::Two { Stages::All } else { Stages::Statistics };
     for shard in &shards {
@@ -81,7 +82,10 @@ fn run(case: &Case, problem: &Problem) -> [f64; 5] {
 
 fn check(case: &Case, problem: &Problem, bounds: [f64; 5]) {
     let errors = run(case, problem);
-    println!("{:?} {:?} {:?} saved {} {:?}: {errors:?}", case.dtype, case.precision, case.algorithm, case.saved, case.layout);
+    println!(
+        "{:?} {:?} {:?} saved {} {:?}: {errors:?}",
+        case.dtype, case.precision, case.algorithm, case.saved, case.layout
+    );
     for (i, (e, b)) in errors.iter().zip(bounds).enumerate() {
         assert!(e <= &b, "output {i}: error {e:.3e} above {b:.1e}");
     }

@@ -1,12 +1,14 @@
 //! Ranks that are threads of one process, merging in shared memory.
 //!
-//! The one collective is a reduction of [`ShardRows`] by their own rule of merging, where every rank merges (and
-//! finishes) its block of the tokens, so the work is split as well as the memory traffic.
+//! The one collective is a reduction of rows by their own rule of merging, where every rank merges (and finishes) its
+//! block of the tokens, so the work is split as well as the memory traffic. A group does not know the device of its
+//! ranks: what they bring is of any type, which the ranks agree on together with the job.
 
 use super::Counters;
 use crate::buffer::SharedPointer;
-use crate::cpu::{Cpu, Family, FinishJob, Finished, ShardRows, TargetRows};
-use crate::{Error, Result};
+use crate::passes::{Block, FinishJob};
+use crate::{Device, Error, Result};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,16 +62,17 @@ impl Local {
         Local { member: Arc::clone(&self.member) }
     }
 
-    /// Hands over this rank's rows; does not wait.
-    pub(crate) fn start(&self, contribution: Contribution) -> Pending {
+    /// Hands over this rank's rows; does not wait. `agreement` is the job in words; it must be the same on all ranks,
+    /// and tell the memory of the rows.
+    pub(crate) fn start<D: Device>(&self, agreement: &str, rows: D::Rows) -> Pending {
         let member = &self.member;
         let sequence = member.next.fetch_add(1, Ordering::Relaxed);
         member.launches.fetch_add(1, Ordering::Relaxed);
-        member.bytes.fetch_add(contribution.rows.bytes() as u64, Ordering::Relaxed);
+        member.bytes.fetch_add(D::bytes(&rows) as u64, Ordering::Relaxed);
         let group = &member.group;
         let mut state = group.lock();
         let round = state.rounds.entry(sequence).or_insert_with(|| Round::new(group.size));
-        round.contributions[member.rank] = Some(Arc::new(contribution));
+        round.contributions[member.rank] = Some(Contribution { agreement: agreement.to_owned(), rows: Arc::new(rows) });
         drop(state);
         group.changed.notify_all();
         Pending { member: Arc::clone(member), sequence, done: false }
@@ -116,8 +119,8 @@ struct State {
 
 #[derive(Debug)]
 struct Round {
-    contributions: Vec<Option<Arc<Contribution>>>,
-    blocks: Vec<Option<Result<Arc<Block>>>>,
+    contributions: Vec<Option<Contribution>>,
+    blocks: Vec<Option<Result<Anything>>>,
     dx: Option<Vec<f32>>,
     shared_dx: Option<Arc<Vec<f32>>>,
     left: usize,
@@ -129,36 +132,20 @@ impl Round {
     }
 }
 
+/// Rows or a block of some device.
+type Anything = Arc<dyn Any + Send + Sync>;
+
 /// What a rank brings to a collective.
-pub(crate) struct Contribution {
-    /// The job in words; it must be the same on all ranks.
-    pub(crate) agreement: String,
-    pub(crate) rows: ShardRows,
-}
-
-impl std::fmt::Debug for Contribution {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.agreement)
-    }
-}
-
-/// The merged rows of some tokens, and their results.
-pub(crate) struct Block {
-    pub(crate) tokens: Range<usize>,
-    pub(crate) rows: ShardRows,
-    pub(crate) finished: Option<Finished>,
-}
-
-impl std::fmt::Debug for Block {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "tokens {:?}", self.tokens)
-    }
+#[derive(Clone, Debug)]
+struct Contribution {
+    agreement: String,
+    rows: Anything,
 }
 
 /// The outcome of a collective, the same on all ranks.
-pub(crate) struct Merged {
+pub(crate) struct Merged<D: Device> {
     /// In the order of tokens.
-    pub(crate) blocks: Vec<Arc<Block>>,
+    pub(crate) blocks: Vec<Arc<Block<D>>>,
     /// dX `[N, H]`, if it was asked for.
     pub(crate) dx: Option<Arc<Vec<f32>>>,
 }
@@ -179,24 +166,30 @@ pub(crate) struct Pending {
 
 impl Pending {
     /// Waits for all ranks, merges this rank's block, finishes it if asked, and waits for the other blocks.
-    pub(crate) fn wait(mut self, cpu: &Cpu, family: &Family, finish: Option<&Finish<'_>>) -> Result<Merged> {
+    pub(crate) fn wait<D: Device>(
+        mut self,
+        device: &D,
+        kernels: &D::Kernels,
+        finish: Option<&Finish<'_>>,
+    ) -> Result<Merged<D>> {
         self.member.barriers.fetch_add(1, Ordering::Relaxed);
         let contributions = self.contributions()?;
         let expected = &contributions[0].agreement;
         if let Some((rank, other)) = contributions.iter().enumerate().find(|(_, c)| c.agreement != *expected) {
             return Err(Error::Disagreement { rank, found: other.agreement.clone(), expected: expected.clone() });
         }
+        let rows = contributions.into_iter().map(|c| typed::<D::Rows>(c.rows)).collect::<Result<_>>()?;
         let dx = finish.map(|f| self.output(f.rows * f.job.hidden));
-        let block = self.block(cpu, family, contributions, finish, dx);
+        let block = self.block(device, kernels, rows, finish, dx);
         self.deliver(block)
     }
 
-    fn contributions(&self) -> Result<Vec<Arc<Contribution>>> {
+    fn contributions(&self) -> Result<Vec<Contribution>> {
         let group = &self.member.group;
         let mut state = group.lock();
         loop {
             let round = &state.rounds[&self.sequence];
-            let all: Option<Vec<Arc<Contribution>>> = round.contributions.iter().cloned().collect();
+            let all: Option<Vec<Contribution>> = round.contributions.iter().cloned().collect();
             if let Some(all) = all {
                 return Ok(all);
             }
@@ -218,57 +211,51 @@ impl Pending {
         SharedPointer(dx.unwrap_or(std::ptr::null_mut()))
     }
 
-    fn block(
+    fn block<D: Device>(
         &self,
-        cpu: &Cpu,
-        family: &Family,
-        mut contributions: Vec<Arc<Contribution>>,
+        device: &D,
+        kernels: &D::Kernels,
+        mut contributions: Vec<Arc<D::Rows>>,
         finish: Option<&Finish<'_>>,
         dx: Option<SharedPointer<f32>>,
-    ) -> Result<Block> {
+    ) -> Result<Block<D>> {
         let (size, rank) = (self.member.group.size, self.member.rank);
-        let panel = family.geometry.panel;
-        let tokens = contributions[0].rows.tokens;
-        let tokens = block_range(tokens, panel, size, rank);
-        let owners: Vec<TargetRows> = contributions.iter().map(|c| c.rows.targets.clone()).collect();
+        let tokens = block_range(D::tokens(&contributions[0]), D::panel(kernels), size, rank);
+        let owners: Vec<D::Targets> = contributions.iter().map(|rows| D::targets(rows)).collect();
         let mut rows = if size == 1 {
-            self.take_own(&mut contributions)
+            self.take_own(device, kernels, &mut contributions)?
         } else {
-            let mut rows = contributions[0].rows.block(tokens.clone(), panel);
+            let mut rows = device.block(kernels, &contributions[0], tokens.clone())?;
             for other in &contributions[1..] {
-                rows.merge(family, &other.rows, tokens.start);
+                device.merge(kernels, &mut rows, other, tokens.start)?;
             }
             rows
         };
-        let finished = match finish {
-            Some(f) => {
-                let owners: Vec<&TargetRows> = owners.iter().collect();
-                let finished = cpu.finish(family, &rows, tokens.clone(), &f.job, &owners, dx)?;
-                // dX is written: A is not needed any more.
-                rows.a = None;
-                Some(finished)
-            }
-            None => None,
-        };
-        Ok(Block { tokens, rows, finished })
+        let finished = finish.map(|f| device.finish(kernels, &mut rows, tokens.clone(), &f.job, &owners, dx));
+        Ok(Block { tokens, rows, results: finished.transpose()? })
     }
 
     /// The only contribution, without a copy.
-    fn take_own(&self, contributions: &mut Vec<Arc<Contribution>>) -> ShardRows {
+    fn take_own<D: Device>(
+        &self,
+        device: &D,
+        kernels: &D::Kernels,
+        contributions: &mut Vec<Arc<D::Rows>>,
+    ) -> Result<D::Rows> {
         if let Some(round) = self.member.group.lock().rounds.get_mut(&self.sequence) {
             round.contributions[0] = None;
         }
         let own = contributions.remove(0);
-        Arc::try_unwrap(own).map_or_else(|own| own.rows.clone(), |own| own.rows)
+        Arc::try_unwrap(own).or_else(|own| device.block(kernels, &own, 0..D::tokens(&own)))
     }
 
-    fn deliver(&mut self, block: Result<Block>) -> Result<Merged> {
+    fn deliver<D: Device>(&mut self, block: Result<Block<D>>) -> Result<Merged<D>> {
         let group = Arc::clone(&self.member.group);
         let mut state = group.lock();
         self.done = true;
         let error = block.as_ref().err().cloned();
         if let Some(round) = state.rounds.get_mut(&self.sequence) {
-            round.blocks[self.member.rank] = Some(block.map(Arc::new));
+            round.blocks[self.member.rank] = Some(block.map(|block| Arc::new(block) as Anything));
         }
         group.changed.notify_all();
         let merged = loop {
@@ -280,13 +267,15 @@ impl Pending {
             {
                 break Err(e);
             }
-            let blocks: Option<Vec<Arc<Block>>> =
+            let blocks: Option<Vec<Anything>> =
                 round.blocks.iter().map(|b| b.as_ref().and_then(|b| b.as_ref().ok()).cloned()).collect();
             if let Some(blocks) = blocks {
                 if let Some(dx) = round.dx.take() {
                     round.shared_dx = Some(Arc::new(dx));
                 }
-                break Ok(Merged { blocks, dx: round.shared_dx.clone() });
+                let dx = round.shared_dx.clone();
+                let blocks: Result<_> = blocks.into_iter().map(typed::<Block<D>>).collect();
+                break blocks.map(|blocks| Merged { blocks, dx });
             }
             state = group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
@@ -319,6 +308,11 @@ fn leave(state: &mut State, sequence: u64, size: usize) {
             state.rounds.remove(&sequence);
         }
     }
+}
+
+// Ranks that agree on the memory of their rows have rows of one type.
+fn typed<T: Send + Sync + 'static>(any: Anything) -> Result<Arc<T>> {
+    any.downcast().map_err(|_| Error::Device("ranks of one group run on different kinds of devices".to_owned()))
 }
 
 /// Tokens that a rank merges: whole panels, split as evenly as they go.

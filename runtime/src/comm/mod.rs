@@ -4,7 +4,7 @@ mod local;
 
 pub use local::Local;
 
-pub(crate) use local::{Contribution, Finish, Merged, Pending};
+pub(crate) use local::{Finish, Merged, Pending};
 
 /// What a rank has communicated so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

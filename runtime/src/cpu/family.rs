@@ -1,6 +1,7 @@
 //! The kernels of one target, dtype, chunk and loss, looked up once, and the names they bind.
 
 use super::Cpu;
+use crate::passes::LayerInputs;
 use crate::{Error, Result};
 use std::ptr;
 use vocabfuse_codegen::{Dtype, Target};
@@ -12,7 +13,7 @@ const DEFAULT_CHUNK: usize = 512;
 
 /// All kernels that a layer calls.
 #[derive(Clone, Debug)]
-pub(crate) struct Family {
+pub struct Family {
     pub(crate) geometry: Geometry,
     pub(crate) chunk: usize,
     pub(crate) dtype: Dtype,
@@ -199,20 +200,7 @@ impl ProgramInputs {
     }
 }
 
-/// What a layer gives to row programs besides values per token.
-#[derive(Clone, Copy)]
-pub(crate) struct LayerInputs<'a> {
-    pub(crate) classes: usize,
-    pub(crate) logit_scale: f32,
-    pub(crate) bias: Option<&'a [f32]>,
-}
-
-impl LayerInputs<'_> {
-    pub(crate) fn uniform(&self, name: &str) -> Option<f32> {
-        (name == "logit_scale").then_some(self.logit_scale)
-    }
-
-    pub(crate) fn column(&self, name: &str) -> Option<*const f32> {
-        (name == "bias").then(|| self.bias.map_or(ptr::null(), <[f32]>::as_ptr))
-    }
+/// Values per vocabulary entry by name; null is zero.
+pub(crate) fn column(inputs: &LayerInputs<'_>, name: &str) -> Option<*const f32> {
+    (name == "bias").then(|| inputs.bias.map_or(ptr::null(), <[f32]>::as_ptr))
 }

@@ -2,19 +2,10 @@
 
 mod family;
 mod isa;
+mod passes;
 mod rows;
 mod s_pass;
 mod t_pass;
-
-pub(crate) use family::{Family, LayerInputs};
-pub(crate) use rows::{FinishJob, Finished, NO_REFERENCE, ShardRows, TargetRows};
-pub(crate) use s_pass::{SPass, Saved};
-pub(crate) use t_pass::TPass;
-
-/// Bytes over inputs and outputs that the passes of one shard need, saved values aside.
-pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize, saved: bool) -> usize {
-    s_pass::working_set(cpu, family, tokens, hidden).max(t_pass::working_set(cpu, family, tokens, hidden, saved))
-}
 
 use crate::{Error, Result};
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! What one shard knows about each token after pass S, and how two shards' knowledge merges.
 
 use super::Cpu;
-use super::family::{Family, LayerInputs, ProgramInputs, bind};
+use super::family::{Family, ProgramInputs, bind};
 use crate::Result;
 use crate::buffer::{Buffer, SharedPointer};
+use crate::passes::FinishJob;
 use std::ops::Range;
 use std::ptr;
 use vocabfuse_kernels::abi;
@@ -13,7 +14,7 @@ pub(crate) const NO_REFERENCE: f32 = -8.507_059e37;
 
 /// Per-token state of one shard, or of several merged ones. Buffers are padded to whole panels.
 #[derive(Clone)]
-pub(crate) struct ShardRows {
+pub struct ShardRows {
     /// Tokens that count.
     pub(crate) tokens: usize,
     /// The reference, then the statistics in the order of the kernels.
@@ -27,7 +28,7 @@ pub(crate) struct ShardRows {
 
 /// B: rows of W, by token.
 #[derive(Clone, Default)]
-pub(crate) struct TargetRows {
+pub struct TargetRows {
     /// Position in `rows` for each token, negative where another shard owns the target.
     pub(crate) index: Vec<i32>,
     /// Packed rows of the layer's dtype.
@@ -113,19 +114,8 @@ impl ShardRows {
     }
 }
 
-/// Everything that turns merged rows into results.
-pub(crate) struct FinishJob<'a> {
-    pub(crate) inputs: LayerInputs<'a>,
-    /// H.
-    pub(crate) hidden: usize,
-    /// Row of X of each token.
-    pub(crate) rows: &'a [u32],
-    /// Upstream gradient of each token.
-    pub(crate) upstream: &'a [f32],
-}
-
 /// Results per token in the order of the finish program's outputs, padded to whole panels.
-pub(crate) struct Finished {
+pub struct Finished {
     pub(crate) outputs: Vec<Buffer<f32>>,
 }
 
@@ -142,13 +132,13 @@ impl Cpu {
     ///
     /// `owners` are the shards that hold target rows. Every row of `dx` that the range names is written by nobody
     /// else meanwhile.
-    pub(crate) fn finish(
+    pub(crate) fn finish_rows(
         &self,
         family: &Family,
         merged: &ShardRows,
         range: Range<usize>,
         job: &FinishJob<'_>,
-        owners: &[&TargetRows],
+        owners: &[TargetRows],
         dx: Option<SharedPointer<f32>>,
     ) -> Result<Finished> {
         let kernel = family.finish_kernel;

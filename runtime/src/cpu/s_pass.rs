@@ -1,31 +1,18 @@
 //! Pass S of one shard: packs X once, then walks the vocabulary chunk by chunk.
 
 use super::Cpu;
-use super::family::{Family, LayerInputs, ProgramInputs, bind};
+use super::family::{Family, ProgramInputs, bind, column};
 use super::rows::{ShardRows, TargetRows};
 use crate::buffer::{Buffer, SharedPointer};
+use crate::passes::SPass;
 use crate::{Matrix, Result};
 use rayon::prelude::*;
 use std::ptr;
 use std::sync::Mutex;
 use vocabfuse_kernels::abi::{self, Stages};
 
-/// Inputs of pass S on one shard.
-#[derive(Clone, Copy)]
-pub(crate) struct SPass<'a> {
-    /// X `[N, H]`.
-    pub(crate) x: Matrix<'a>,
-    /// W_d `[V_d, H]`, classes only.
-    pub(crate) w: Matrix<'a>,
-    pub(crate) inputs: LayerInputs<'a>,
-    /// Rows of X that take part: the tokens.
-    pub(crate) rows: &'a [u32],
-    /// Shard-local target of each token, padded to whole panels with -1.
-    pub(crate) targets: &'a [i32],
-}
-
 /// Saved numerators of the softmax, for pass T.
-pub(crate) struct Saved {
+pub struct Saved {
     /// One region a chunk, `padded tokens * chunk` elements each.
     pub(crate) values: Buffer<u8>,
     /// `[chunks][padded tokens]`: what each region is relative to.
@@ -100,7 +87,7 @@ impl Cpu {
     /// Logits, statistics and (unless `stages` leaves it out) A of one shard, into `rows`; saves if `saved` is given.
     ///
     /// With [`Stages::AccumulateSaved`] the state in `rows` is the final one and stays as it is.
-    pub(crate) fn s_pass(
+    pub(crate) fn walk(
         &self,
         family: &Family,
         pass: &SPass<'_>,
@@ -114,7 +101,7 @@ impl Cpu {
             targets: pass.targets.as_ptr(),
             uniforms: bind(kernel, kernel.bindings.uniforms, |name| pass.inputs.uniform(name))?,
             rows: bind(kernel, kernel.bindings.rows, |_| None)?,
-            columns: bind(kernel, kernel.bindings.columns, |name| pass.inputs.column(name))?,
+            columns: bind(kernel, kernel.bindings.columns, |name| column(&pass.inputs, name))?,
         };
         self.pool().install(|| self.walk_chunks(family, pass, &inputs, stages, rows, saved));
         Ok(())

@@ -1,9 +1,10 @@
 //! Pass T of one shard: blocks of vocabulary rows, each a task of its own.
 
 use super::Cpu;
-use super::family::{Family, LayerInputs, ProgramInputs, bind};
+use super::family::{Family, ProgramInputs, bind, column};
 use super::s_pass::Saved;
 use crate::buffer::{Buffer, SharedPointer};
+use crate::passes::{LayerInputs, Sums};
 use crate::{Matrix, Result};
 use rayon::prelude::*;
 use std::ptr;
@@ -46,13 +47,8 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
 
 impl Cpu {
     /// dW += Qᵀ X and dbias += column sums of Q, for one shard. `dw` is `[V_d, H]` row-major.
-    pub(crate) fn t_pass(
-        &self,
-        family: &Family,
-        pass: &TPass<'_>,
-        dw: &mut [f32],
-        dbias: Option<&mut [f32]>,
-    ) -> Result<()> {
+    pub(crate) fn add_gradients(&self, family: &Family, pass: &TPass<'_>, sums: Sums<'_>) -> Result<()> {
+        let Sums { dw, dbias } = sums;
         // Both kernels run the same programs, so they bind the same names.
         let kernel = family.grad_kernel;
         let names = kernel.bindings;
@@ -68,7 +64,7 @@ impl Cpu {
                 targets: pass.targets.as_ptr(),
                 uniforms: bind(kernel, uniforms, |name| pass.inputs.uniform(name))?,
                 rows: bind(kernel, rows, row)?,
-                columns: bind(kernel, columns, |name| pass.inputs.column(name))?,
+                columns: bind(kernel, columns, |name| column(&pass.inputs, name))?,
             })
         };
         let gradient = inputs(names.uniforms, names.rows, names.columns)?;

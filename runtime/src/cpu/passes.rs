@@ -1,0 +1,222 @@
+//! The passes on a CPU.
+
+use super::Cpu;
+use super::family::Family;
+use super::rows::{Finished, NO_REFERENCE, ShardRows, TargetRows};
+use super::s_pass::{self, Saved};
+use super::t_pass::{self, TPass};
+use crate::buffer::SharedPointer;
+use crate::passes::{Block, Extent, FinishJob, Passes, SPass, Sums};
+use crate::{Dtype, Result};
+use std::ops::Range;
+use vocabfuse_kernels::abi::Stages;
+
+/// Values per token that pass T reads, padded to whole panels.
+pub struct Factors {
+    reference: Vec<f32>,
+    a_factor: Vec<f32>,
+    target_factor: Vec<f32>,
+}
+
+fn padded(kernels: &Family, blocks: &[&Block<Cpu>]) -> usize {
+    blocks.last().map_or(0, |b| b.tokens.end).next_multiple_of(kernels.geometry.panel)
+}
+
+fn gather(kernels: &Family, blocks: &[&Block<Cpu>], name: &str) -> Vec<f32> {
+    let mut all = vec![0.0; padded(kernels, blocks)];
+    for block in blocks {
+        if let Some(finished) = &block.results {
+            let tokens = block.tokens.clone();
+            all[tokens.clone()].copy_from_slice(&finished.output(kernels, name)[..tokens.len()]);
+        }
+    }
+    all
+}
+
+impl Passes for Cpu {
+    type Kernels = Family;
+    type Inputs = ();
+    type Rows = ShardRows;
+    type Targets = TargetRows;
+    type Saved = Saved;
+    type Results = Finished;
+    type Ticket = Factors;
+
+    fn place(&self) -> String {
+        "host".to_owned()
+    }
+
+    fn kernels(&self, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
+        Family::new(self, dtype, chunk)
+    }
+
+    fn names(kernels: &Family, saved: bool) -> Vec<&'static str> {
+        kernels.names(saved)
+    }
+
+    fn panel(kernels: &Family) -> usize {
+        kernels.geometry.panel
+    }
+
+    fn working_set(&self, kernels: &Family, extent: Extent, saved: bool) -> usize {
+        let Extent { tokens, hidden, .. } = extent;
+        let s = s_pass::working_set(self, kernels, tokens, hidden);
+        s.max(t_pass::working_set(self, kernels, tokens, hidden, saved))
+    }
+
+    fn saved_bytes(kernels: &Family, extent: Extent) -> usize {
+        Saved::bytes(kernels, extent.tokens, extent.classes)
+    }
+
+    fn held(saved: &Saved) -> usize {
+        saved.held()
+    }
+
+    // Kernels read the caller's memory.
+    fn load(&self, _: &Family, _: &SPass<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn s_pass(
+        &self,
+        kernels: &Family,
+        (): &(),
+        pass: &SPass<'_>,
+        accumulate: bool,
+        save: bool,
+    ) -> Result<(ShardRows, Option<Saved>)> {
+        let mut rows = ShardRows::identity(kernels, pass.rows.len());
+        let mut saved = save.then(|| Saved::new(kernels, pass.rows.len(), pass.w.rows()));
+        let stages = if accumulate { Stages::All } else { Stages::Statistics };
+        self.walk(kernels, pass, stages, &mut rows, saved.as_mut())?;
+        if accumulate {
+            rows.targets = self.gather_targets(kernels, pass);
+        }
+        Ok((rows, saved))
+    }
+
+    fn references(&self, kernels: &Family, rows: &ShardRows) -> Result<ShardRows> {
+        let mut references = ShardRows::identity(kernels, rows.tokens);
+        references.state.truncate(1);
+        references.state[0].as_mut().copy_from_slice(rows.state[0].as_ref());
+        Ok(references)
+    }
+
+    fn raise(&self, kernels: &Family, rows: &mut ShardRows, references: &ShardRows) -> Result<()> {
+        let mut global = ShardRows::identity(kernels, rows.tokens);
+        global.state[0].as_mut().copy_from_slice(references.state[0].as_ref());
+        rows.merge(kernels, &global, 0);
+        Ok(())
+    }
+
+    fn accumulate(
+        &self,
+        kernels: &Family,
+        (): &(),
+        pass: &SPass<'_>,
+        merged: ShardRows,
+        saved: Option<&mut Saved>,
+        leads: bool,
+    ) -> Result<ShardRows> {
+        let mut rows = ShardRows::identity(kernels, merged.tokens);
+        rows.state[0].as_mut().copy_from_slice(merged.state[0].as_ref());
+        let stages = if saved.is_some() { Stages::AccumulateSaved } else { Stages::All };
+        self.walk(kernels, pass, stages, &mut rows, saved)?;
+        if leads {
+            rows.state = merged.state;
+        } else {
+            let identity = ShardRows::identity(kernels, merged.tokens);
+            rows.state.truncate(1);
+            rows.state.extend(identity.state.into_iter().skip(1));
+        }
+        rows.targets = self.gather_targets(kernels, pass);
+        Ok(rows)
+    }
+
+    fn tokens(rows: &ShardRows) -> usize {
+        rows.tokens
+    }
+
+    fn bytes(rows: &ShardRows) -> usize {
+        rows.bytes()
+    }
+
+    fn targets(rows: &ShardRows) -> TargetRows {
+        rows.targets.clone()
+    }
+
+    fn block(&self, kernels: &Family, rows: &ShardRows, tokens: Range<usize>) -> Result<ShardRows> {
+        Ok(rows.block(tokens, kernels.geometry.panel))
+    }
+
+    fn merge(&self, kernels: &Family, rows: &mut ShardRows, other: &ShardRows, start: usize) -> Result<()> {
+        rows.merge(kernels, other, start);
+        Ok(())
+    }
+
+    fn concatenate(&self, kernels: &Family, blocks: &[&Block<Cpu>]) -> Result<ShardRows> {
+        let tokens = blocks.last().map_or(0, |b| b.tokens.end);
+        let mut rows = ShardRows::identity(kernels, tokens);
+        for block in blocks {
+            for (to, from) in rows.state.iter_mut().zip(&block.rows.state) {
+                to.as_mut()[block.tokens.clone()].copy_from_slice(&from.as_ref()[..block.tokens.len()]);
+            }
+        }
+        Ok(rows)
+    }
+
+    fn finish(
+        &self,
+        kernels: &Family,
+        rows: &mut ShardRows,
+        range: Range<usize>,
+        job: &FinishJob<'_>,
+        owners: &[TargetRows],
+        dx: Option<SharedPointer<f32>>,
+    ) -> Result<Finished> {
+        let finished = self.finish_rows(kernels, rows, range, job, owners, dx)?;
+        // dX is written: A is not needed any more.
+        rows.a = None;
+        Ok(finished)
+    }
+
+    fn output(&self, kernels: &Family, blocks: &[&Block<Cpu>], name: &str) -> Result<Vec<f32>> {
+        Ok(gather(kernels, blocks, name))
+    }
+
+    fn ticket(&self, kernels: &Family, blocks: &[&Block<Cpu>]) -> Result<Factors> {
+        // What lies between the last token and the end of its panel must weigh nothing, whatever the bias made of it.
+        let mut reference = vec![-NO_REFERENCE; padded(kernels, blocks)];
+        for block in blocks {
+            let tokens = block.tokens.clone();
+            reference[tokens.clone()].copy_from_slice(&block.rows.state[0].as_ref()[..tokens.len()]);
+        }
+        let gather = |name| gather(kernels, blocks, name);
+        Ok(Factors { reference, a_factor: gather("a_factor"), target_factor: gather("target_factor") })
+    }
+
+    fn t_pass(
+        &self,
+        kernels: &Family,
+        (): &(),
+        pass: &SPass<'_>,
+        ticket: &Factors,
+        saved: Option<Saved>,
+        upstream: &[f32],
+        sums: Sums<'_>,
+    ) -> Result<()> {
+        let pass = TPass {
+            x: pass.x,
+            w: pass.w,
+            inputs: pass.inputs,
+            rows: pass.rows,
+            targets: pass.targets,
+            reference: &ticket.reference,
+            a_factor: &ticket.a_factor,
+            target_factor: &ticket.target_factor,
+            upstream,
+            saved: saved.as_ref(),
+        };
+        self.add_gradients(kernels, &pass, sums)
+    }
+}

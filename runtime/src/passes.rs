@@ -1,0 +1,207 @@
+//! What a device has to do for passes S, C1 and T, and what it is told about a microbatch.
+//!
+//! The layer, the algorithms and the collectives are written once over this trait. It is public only because it bounds
+//! public types; its module is not, so nobody else can implement it.
+
+use crate::buffer::SharedPointer;
+use crate::{Dtype, Matrix, Result};
+use std::fmt::Debug;
+use std::ops::Range;
+
+/// What a layer gives to row programs besides values per token.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerInputs<'a> {
+    /// Rows of W that are classes.
+    pub classes: usize,
+    /// Factor on the dot products.
+    pub logit_scale: f32,
+    /// Bias of the shard.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl LayerInputs<'_> {
+    /// A scalar of a row program by name.
+    pub fn uniform(&self, name: &str) -> Option<f32> {
+        (name == "logit_scale").then_some(self.logit_scale)
+    }
+}
+
+/// Inputs of pass S on one shard.
+#[derive(Clone, Copy, Debug)]
+pub struct SPass<'a> {
+    /// X `[N, H]`.
+    pub x: Matrix<'a>,
+    /// W_d `[V_d, H]`, classes only.
+    pub w: Matrix<'a>,
+    /// Everything else that row programs read.
+    pub inputs: LayerInputs<'a>,
+    /// Rows of X that take part: the tokens.
+    pub rows: &'a [u32],
+    /// Shard-local target of each token, padded to whole panels with -1.
+    pub targets: &'a [i32],
+}
+
+/// Everything that turns merged rows into results.
+#[derive(Clone, Copy, Debug)]
+pub struct FinishJob<'a> {
+    /// What row programs read.
+    pub inputs: LayerInputs<'a>,
+    /// H.
+    pub hidden: usize,
+    /// Row of X of each token.
+    pub rows: &'a [u32],
+    /// Upstream gradient of each token.
+    pub upstream: &'a [f32],
+}
+
+/// Sizes that decide how much memory passes need.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Tokens that count.
+    pub tokens: usize,
+    /// H.
+    pub hidden: usize,
+    /// Classes of the shard.
+    pub classes: usize,
+}
+
+/// The merged rows of some tokens, and their results.
+pub struct Block<D: Passes> {
+    /// The tokens.
+    pub tokens: Range<usize>,
+    /// Their rows; A is gone once it is finished.
+    pub rows: D::Rows,
+    /// What the finish program made of them, at the last barrier of a microbatch.
+    pub results: Option<D::Results>,
+}
+
+/// Where pass T adds.
+#[derive(Debug)]
+pub struct Sums<'a> {
+    /// dW_d `[V_d, H]` row-major.
+    pub dw: &'a mut [f32],
+    /// Gradient of the bias.
+    pub dbias: Option<&'a mut [f32]>,
+}
+
+/// The work of a device. See [`crate::Device`].
+pub trait Passes: Clone + Debug + Send + Sync + 'static {
+    /// The kernels of one dtype and chunk.
+    type Kernels: Send + Sync;
+    /// What the device keeps of a microbatch's inputs from pass S to pass T.
+    type Inputs: Send;
+    /// Per-token state of one shard, or of several merged ones.
+    type Rows: Send + Sync + 'static;
+    /// B of one shard: rows of W of the targets that it owns.
+    type Targets: Send + Sync;
+    /// Numerators of the softmax that pass S keeps for pass T.
+    type Saved: Send;
+    /// What the finish program gives for some tokens.
+    type Results: Send + Sync + 'static;
+    /// What pass T needs of the merged rows.
+    type Ticket: Send;
+
+    /// The memory that rows live in; ranks of one group have to agree on it.
+    fn place(&self) -> String;
+
+    /// The kernels for a dtype and a chunk; `None` takes the device's choice.
+    fn kernels(&self, dtype: Dtype, chunk: Option<usize>) -> Result<Self::Kernels>;
+
+    /// Names of the kernels that a microbatch calls.
+    fn names(kernels: &Self::Kernels, saved: bool) -> Vec<&'static str>;
+
+    /// Tokens are split over ranks, and arrays over tokens are padded, in multiples of this.
+    fn panel(kernels: &Self::Kernels) -> usize;
+
+    /// Bytes over inputs, outputs and saved values that the passes of one shard need.
+    fn working_set(&self, kernels: &Self::Kernels, extent: Extent, saved: bool) -> usize;
+
+    /// Bytes of saved values.
+    fn saved_bytes(kernels: &Self::Kernels, extent: Extent) -> usize;
+
+    /// Bytes of saved values that are held.
+    fn held(saved: &Self::Saved) -> usize;
+
+    /// Brings the inputs to the device.
+    fn load(&self, kernels: &Self::Kernels, pass: &SPass<'_>) -> Result<Self::Inputs>;
+
+    /// Pass S: statistics, and with `accumulate` A and B. Numerators are kept if `save`.
+    fn s_pass(
+        &self,
+        kernels: &Self::Kernels,
+        inputs: &Self::Inputs,
+        pass: &SPass<'_>,
+        accumulate: bool,
+        save: bool,
+    ) -> Result<(Self::Rows, Option<Self::Saved>)>;
+
+    /// The references alone, which merge to their maximum.
+    fn references(&self, kernels: &Self::Kernels, rows: &Self::Rows) -> Result<Self::Rows>;
+
+    /// Makes rows relative to merged references, none of which is below theirs.
+    fn raise(&self, kernels: &Self::Kernels, rows: &mut Self::Rows, references: &Self::Rows) -> Result<()>;
+
+    /// A and B relative to merged references. The statistics are the merged ones if the rank `leads`, else those of
+    /// rows that have seen no logit, so that over all ranks they merge to the merged ones.
+    fn accumulate(
+        &self,
+        kernels: &Self::Kernels,
+        inputs: &Self::Inputs,
+        pass: &SPass<'_>,
+        merged: Self::Rows,
+        saved: Option<&mut Self::Saved>,
+        leads: bool,
+    ) -> Result<Self::Rows>;
+
+    /// Number of tokens.
+    fn tokens(rows: &Self::Rows) -> usize;
+
+    /// Bytes that a transport moves.
+    fn bytes(rows: &Self::Rows) -> usize;
+
+    /// B.
+    fn targets(rows: &Self::Rows) -> Self::Targets;
+
+    /// A copy of some tokens, a range that begins at a panel. B stays with its shard.
+    fn block(&self, kernels: &Self::Kernels, rows: &Self::Rows, tokens: Range<usize>) -> Result<Self::Rows>;
+
+    /// Merges the same tokens of another shard, which begin at `start` there.
+    fn merge(&self, kernels: &Self::Kernels, rows: &mut Self::Rows, other: &Self::Rows, start: usize) -> Result<()>;
+
+    /// The state of all tokens, without A, from blocks in their order.
+    fn concatenate(&self, kernels: &Self::Kernels, blocks: &[&Block<Self>]) -> Result<Self::Rows>;
+
+    /// Results of merged rows, the tokens `range` of the whole; dX of these tokens is written if `dx` is given. A is
+    /// dropped.
+    ///
+    /// `owners` are the shards that hold target rows. Every row of `dx` that the range names is written by nobody
+    /// else meanwhile.
+    fn finish(
+        &self,
+        kernels: &Self::Kernels,
+        rows: &mut Self::Rows,
+        range: Range<usize>,
+        job: &FinishJob<'_>,
+        owners: &[Self::Targets],
+        dx: Option<SharedPointer<f32>>,
+    ) -> Result<Self::Results>;
+
+    /// An output of the finish program by name, for all tokens.
+    fn output(&self, kernels: &Self::Kernels, blocks: &[&Block<Self>], name: &str) -> Result<Vec<f32>>;
+
+    /// What pass T needs, for all tokens.
+    fn ticket(&self, kernels: &Self::Kernels, blocks: &[&Block<Self>]) -> Result<Self::Ticket>;
+
+    /// Pass T: adds to dW and to the gradient of the bias.
+    #[expect(clippy::too_many_arguments, reason = "each is a thing of its own, and there is one caller")]
+    fn t_pass(
+        &self,
+        kernels: &Self::Kernels,
+        inputs: &Self::Inputs,
+        pass: &SPass<'_>,
+        ticket: &Self::Ticket,
+        saved: Option<Self::Saved>,
+        upstream: &[f32],
+        sums: Sums<'_>,
+    ) -> Result<()>;
+}
