@@ -320,6 +320,7 @@ fn train_refuses_what_it_cannot_learn() {
     train("--text short.txt").refused(&["--text", "too short", "at least 264"]);
     train("--text .").refused(&["--text", "too short"]);
     train("--text binary").refused(&["--text", "binary"]);
+    train("--out binary").refused(&["--out", "binary"]);
     train("--text absent").refused(&["absent"]);
     train("--vocab 100").refused(&["--vocab", "256"]);
     train("--steps 0").refused(&["--steps"]);

@@ -3,8 +3,8 @@
 use super::device::Device;
 use super::problem::Problem;
 use std::ops::Range;
-use vocabfuse_codegen::{Dtype, KernelKind};
 use vocabfuse_codegen::plan::sm80::{REDUCE_ROWS, TILE_COLUMNS, TILE_TOKENS};
+use vocabfuse_codegen::{Dtype, KernelKind};
 use vocabfuse_ptx::Arg;
 
 const P: fn(u64) -> Arg = Arg::Pointer;
@@ -23,13 +23,16 @@ impl Layout {
 
     fn upload(self, device: &mut Device, values: &[f64], columns: usize) -> u64 {
         let rows = values.chunks(columns.max(1));
-        let spread: Vec<f64> = rows.flat_map(|r| r.iter().copied().chain(std::iter::repeat_n(f64::NAN, self.extra))).collect();
+        let spread: Vec<f64> =
+            rows.flat_map(|r| r.iter().copied().chain(std::iter::repeat_n(f64::NAN, self.extra))).collect();
         device.elements(&spread, self.pad)
     }
 
-    fn narrow(self, columns: usize, dtype: Dtype) -> bool {
+    pub fn narrow(self, columns: usize, dtype: Dtype) -> bool {
         let piece = 16 / dtype.size();
-        !columns.is_multiple_of(piece) || !(columns + self.extra).is_multiple_of(piece) || !self.pad.is_multiple_of(piece)
+        !columns.is_multiple_of(piece)
+            || !(columns + self.extra).is_multiple_of(piece)
+            || !self.pad.is_multiple_of(piece)
     }
 }
 
@@ -42,7 +45,6 @@ pub struct Shard {
     x: u64,
     w: u64,
     row_stride: usize,
-    narrow: i32,
     bias: u64,
     pub targets: u64,
     upstream: u64,
@@ -79,7 +81,6 @@ impl Shard {
             x: layout.upload(device, &problem.x, hidden),
             w: layout.upload(device, &problem.w[columns.start * hidden..columns.end * hidden], hidden),
             row_stride: hidden + layout.extra,
-            narrow: i32::from(layout.narrow(hidden, device.dtype)),
             bias: problem.bias.as_ref().map_or(0, |b| device.floats(&b[columns.clone()])),
             targets: device.ints(&problem.targets.iter().map(local).collect::<Vec<_>>()),
             upstream: device.floats(&problem.upstream),
@@ -124,7 +125,6 @@ impl Shard {
             ("x_stride", Arg::I64(self.row_stride as i64)),
             ("w", P(w)),
             ("w_stride", Arg::I64(self.row_stride as i64)),
-            ("narrow", Arg::I32(self.narrow)),
             ("tokens", Arg::I32(self.tokens as i32)),
             ("hidden", Arg::I32(self.hidden as i32)),
             ("first_column", Arg::I32(columns.start as i32)),
@@ -148,7 +148,6 @@ impl Shard {
             ("e", P(self.e_of(device, chunk))),
             ("w", P(self.w_of(device, columns.start))),
             ("w_stride", Arg::I64(self.row_stride as i64)),
-            ("narrow", Arg::I32(self.narrow)),
             ("tokens", Arg::I32(self.tokens as i32)),
             ("hidden", Arg::I32(self.hidden as i32)),
             ("columns", Arg::I32(columns.len() as i32)),
@@ -169,7 +168,8 @@ impl Shard {
             let e = if keeps { self.e_of(device, index) } else { 0 };
             let references = if index == 0 { 0 } else { self.state };
             self.logits(device, index, columns, references, e);
-            let saved_references = if self.saved { self.saved_references + (index * self.stride * 4) as u64 } else { 0 };
+            let saved_references =
+                if self.saved { self.saved_references + (index * self.stride * 4) as u64 } else { 0 };
             let arguments = [
                 ("partials", P(self.partials)),
                 ("partial_stride", Arg::I64(self.stride as i64)),
@@ -228,10 +228,15 @@ impl Shard {
 
     /// Results and dX from merged statistics and A; target rows come packed, by token.
     pub fn finish(&self, device: &mut Device, problem: &Problem) -> Results {
-        let rows: Vec<f64> = problem.targets.iter().flat_map(|t| problem.w[t * self.hidden..][..self.hidden].to_vec()).collect();
+        let rows: Vec<f64> =
+            problem.targets.iter().flat_map(|t| problem.w[t * self.hidden..][..self.hidden].to_vec()).collect();
         let target_rows = device.elements(&rows, 0);
         let index = device.ints(&(0..self.tokens as i32).collect::<Vec<_>>());
-        let results = Results { dx: device.room(self.tokens * self.hidden * 4), outputs: device.room(4 * self.stride * 4), stride: self.stride };
+        let results = Results {
+            dx: device.room(self.tokens * self.hidden * 4),
+            outputs: device.room(4 * self.stride * 4),
+            stride: self.stride,
+        };
         let arguments = [
             ("references", P(self.state)),
             ("uniform_logit_scale", Arg::F32(self.scale)),
@@ -255,7 +260,13 @@ impl Shard {
     }
 
     /// Pass T. Returns dW and dbias, added to what was there.
-    pub fn t_pass(&self, device: &mut Device, results: &Results, before: f32, skip: Option<(u64, usize)>) -> (Vec<f32>, Vec<f32>) {
+    pub fn t_pass(
+        &self,
+        device: &mut Device,
+        results: &Results,
+        before: f32,
+        skip: Option<(u64, usize)>,
+    ) -> (Vec<f32>, Vec<f32>) {
         let (classes, hidden) = (self.columns.len(), self.hidden);
         let dw = device.floats(&vec![before; classes * hidden]);
         let dbias = device.floats(&vec![before; classes]);
@@ -263,8 +274,12 @@ impl Shard {
         let scale = if device.dtype == Dtype::F16 {
             let scale = device.room(8);
             let bound = Arg::F32(self.scale.abs());
-            let arguments =
-                [("row_upstream", P(self.upstream)), ("tokens", Arg::I32(self.tokens as i32)), ("bound", bound), ("scale", P(scale))];
+            let arguments = [
+                ("row_upstream", P(self.upstream)),
+                ("tokens", Arg::I32(self.tokens as i32)),
+                ("bound", bound),
+                ("scale", P(scale)),
+            ];
             device.run(KernelKind::GradientScale, 1, &arguments);
             scale
         } else {
@@ -299,7 +314,6 @@ impl Shard {
                     ("x_stride", Arg::I64(self.row_stride as i64)),
                     ("w", P(w)),
                     ("w_stride", Arg::I64(self.row_stride as i64)),
-                    ("narrow", Arg::I32(self.narrow)),
                     ("hidden", Arg::I32(hidden as i32)),
                     ("column_bias", P(self.bias)),
                     ("q", P(q)),
@@ -321,7 +335,6 @@ impl Shard {
                 ("q", P(q)),
                 ("x", P(self.x)),
                 ("x_stride", Arg::I64(self.row_stride as i64)),
-                ("narrow", Arg::I32(self.narrow)),
                 ("tokens", Arg::I32(self.tokens as i32)),
                 ("hidden", Arg::I32(hidden as i32)),
                 ("columns", Arg::I32(columns.len() as i32)),
@@ -334,7 +347,9 @@ impl Shard {
             ];
             device.run(KernelKind::WeightGrad, columns.len().div_ceil(128) * hidden.div_ceil(256), &arguments);
         }
-        let after = |device: &Device, at, count| device.read_floats(at, count).into_iter().map(|v| v - before).collect::<Vec<_>>();
+        let after = |device: &Device, at, count| {
+            device.read_floats(at, count).into_iter().map(|v| v - before).collect::<Vec<_>>()
+        };
         (after(device, dw, classes * hidden), after(device, dbias, classes))
     }
 

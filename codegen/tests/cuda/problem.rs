@@ -43,7 +43,8 @@ impl Numbers {
 impl Problem {
     pub fn new(tokens: usize, hidden: usize, vocab: usize, dtype: Dtype, seed: u64) -> Problem {
         let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let mut values = |count: usize, size: f64| (0..count).map(|_| rounded(size * numbers.next(), dtype)).collect::<Vec<_>>();
+        let mut values =
+            |count: usize, size: f64| (0..count).map(|_| rounded(size * numbers.next(), dtype)).collect::<Vec<_>>();
         let size = (8.0 / hidden as f64).sqrt();
         let (x, w) = (values(tokens * hidden, 1.7 * size.sqrt()), values(vocab * hidden, 1.7 * size.sqrt()));
         let bias = values(vocab, 0.5).into_iter().map(|b| b as f32).collect();
@@ -56,9 +57,11 @@ impl Problem {
         let mut y = vec![0.0; self.tokens * self.vocab];
         for token in 0..self.tokens {
             for column in 0..self.vocab {
-                let (x, w) = (&self.x[token * self.hidden..][..self.hidden], &self.w[column * self.hidden..][..self.hidden]);
+                let (x, w) =
+                    (&self.x[token * self.hidden..][..self.hidden], &self.w[column * self.hidden..][..self.hidden]);
                 let dot: f64 = x.iter().zip(w).map(|(x, w)| x * w).sum();
-                y[token * self.vocab + column] = f64::from(self.scale) * dot + self.bias.as_ref().map_or(0.0, |b| f64::from(b[column]));
+                y[token * self.vocab + column] =
+                    f64::from(self.scale) * dot + self.bias.as_ref().map_or(0.0, |b| f64::from(b[column]));
             }
         }
         y
