@@ -42,6 +42,15 @@ pub fn entry(spec: &KernelSpec, loss: &Loss) -> Result<Entry, Error> {
     })
 }
 
+/// The module that lists texts and manifest of CUDA kernels.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit_module(kernels: &[&Kernel]) -> Result<String, Error> {
+    let names: Vec<&str> = kernels.iter().map(|k| k.name.as_str()).collect();
+    render("cuda/module.rs.in", "module of cuda", context! { version => env!("CARGO_PKG_VERSION"), names => names })
+}
+
 pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
     let name = spec.name();
     let list: Vec<String> = parameters(spec, loss)?.iter().map(|(name, ty)| format!("{} {name}", ty.cuda())).collect();
