@@ -165,6 +165,29 @@ fn run_prints_tables() {
     }
 }
 
+/// `peak_extra_bytes` of 64 tokens and H = 32 over `vocab` classes.
+fn extra_bytes(vocab: usize, options: &[&str]) -> u64 {
+    let (tokens, hidden) = (64, 32);
+    let targets: Vec<i64> = (0..tokens as i64).collect();
+    let input = [
+        f32s("x", &[tokens, hidden], &waves(tokens * hidden, 0.7)),
+        f32s("w", &[vocab, hidden], &waves(vocab * hidden, 1.3)),
+        i64s("targets", &targets),
+    ];
+    let folder = Folder::new(&bytes(&input));
+    let json = folder.run(&[&["--threads", "1", "--json"], options].concat()).json();
+    json["peak_extra_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn memory_is_flat_in_the_vocabulary_under_recompute() {
+    let (small, large) = (extra_bytes(4_000, &["--save", "no"]), extra_bytes(64_000, &["--save", "no"]));
+    assert!(large < small + small / 20 + 10_000, "{small} bytes for V = 4000, {large} for V = 64000");
+    // Saved values are one f32 a token and class, on top of the same working set.
+    let saved = extra_bytes(64_000, &["--save", "yes"]);
+    assert!((64 * 64_000 * 4..64 * 66_000 * 4 + large).contains(&saved), "{saved} bytes with saved values");
+}
+
 #[test]
 fn run_without_tokens() {
     let none = [f32s("x", &[0, HIDDEN], &[]), tensors().remove(1), i64s("targets", &[])];
@@ -320,6 +343,7 @@ fn train_refuses_what_it_cannot_learn() {
     train("--text short.txt").refused(&["--text", "too short", "at least 264"]);
     train("--text .").refused(&["--text", "too short"]);
     train("--text binary").refused(&["--text", "binary"]);
+    train("--out binary").refused(&["--out", "binary"]);
     train("--text absent").refused(&["absent"]);
     train("--vocab 100").refused(&["--vocab", "256"]);
     train("--steps 0").refused(&["--steps"]);

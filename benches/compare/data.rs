@@ -90,7 +90,7 @@ pub fn write<T: Pod>(path: &Path, values: &[T]) -> Result<()> {
 /// Reads a whole file of raw values.
 pub fn read<T: Pod>(path: &Path) -> Result<Vec<T>> {
     let bytes = std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len() as usize;
-    if bytes % size_of::<T>() != 0 {
+    if !bytes.is_multiple_of(size_of::<T>()) {
         bail!("{} has {bytes} bytes, no multiple of {}", path.display(), size_of::<T>());
     }
     let mut values = vec![T::zeroed(); bytes / size_of::<T>()];

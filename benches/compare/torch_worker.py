@@ -59,16 +59,17 @@ def loss_function(name):
         return eager, "F.linear + F.cross_entropy", False
     if name == "torch-compile":
         return torch.compile(eager, dynamic=False), "inductor", True
-    if name == "torch-linear-cross-entropy":
+    if name.startswith("torch-linear-cross-entropy"):
         fused = getattr(F, "linear_cross_entropy", None)
         if fused is None:
             raise RuntimeError(f"torch {torch.__version__} has no F.linear_cross_entropy")
+        if not name.endswith("-chunked"):
+            return fused, "default options", False
         options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
         if options is None:
-            return fused, "default options", False
-        # Without options it is the eager composition under another name.
+            raise RuntimeError(f"F.linear_cross_entropy of torch {torch.__version__} has no options")
         options = options()
-        return lambda x, w, targets: fused(x, w, targets, options=options), "chunked", False
+        return lambda x, w, targets: fused(x, w, targets, options=options), "LinearCrossEntropyOptions()", False
     if name == "cut-cross-entropy":
         try:
             from cut_cross_entropy import linear_cross_entropy
@@ -174,7 +175,7 @@ def main():
         except Exception as error:  # The driver reports it and goes on without this competitor.
             # The first line says what failed; compilers add pages to it.
             text = str(error).strip().splitlines() or ["no message"]
-            reply = {"error": f"{type(error).__name__}: {text[0]}"}
+            reply = {"error": f"{type(error).__name__}: {text[0][:300]}"}
         PROTOCOL.write(json.dumps(reply) + "\n")
         PROTOCOL.flush()
 

@@ -1,9 +1,10 @@
 //! Generates sets of kernels: for `cargo xtask generate`, and for the build script of any crate.
 
-use crate::emit::{Kernel, emit, emit_module, emit_prelude};
+use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_module, emit_prelude};
 use crate::error::Error;
 use crate::loss::{Loss, cross_entropy};
-use crate::spec::{Dtype, KernelKind, KernelSpec, Target, check_chunk};
+use crate::manifest::{Entry, manifest};
+use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -22,6 +23,8 @@ use std::path::Path;
 pub struct Builder {
     targets: Vec<Target>,
     dtypes: Vec<Dtype>,
+    precisions: Vec<Precision>,
+    narrow: bool,
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
     losses: Vec<Loss>,
@@ -30,11 +33,16 @@ pub struct Builder {
 /// Chunk sizes of the checked-in kernels.
 pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
 
+/// Chunk sizes of the checked-in CUDA kernels.
+pub const DEFAULT_CUDA_CHUNKS: &[usize] = &[2048, 8192, 32768];
+
 impl Default for Builder {
     fn default() -> Builder {
         Builder {
             targets: Target::CPU.to_vec(),
             dtypes: Dtype::ALL.to_vec(),
+            precisions: vec![],
+            narrow: false,
             chunks: DEFAULT_CHUNKS.to_vec(),
             kernels: KernelKind::ALL.to_vec(),
             losses: vec![],
@@ -43,9 +51,14 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// All targets, dtypes and kernels, the default chunks, and cross-entropy.
+    /// All CPU targets, dtypes and kernels, the default chunks, and cross-entropy.
     pub fn new() -> Builder {
         Builder::default()
+    }
+
+    /// All CUDA targets and kernels, bf16 and f16, the default CUDA chunks, and cross-entropy.
+    pub fn cuda() -> Builder {
+        Builder::new().targets(Target::CUDA).dtypes(&[Dtype::Bf16, Dtype::F16]).chunks(DEFAULT_CUDA_CHUNKS)
     }
 
     /// Only these targets.
@@ -57,6 +70,18 @@ impl Builder {
     /// Only these dtypes; pairs that a target does not support are left out.
     pub fn dtypes(mut self, dtypes: &[Dtype]) -> Builder {
         self.dtypes = dtypes.to_vec();
+        self
+    }
+
+    /// Also CUDA kernels whose products of f32 have these precisions; without any, f32 has no products there.
+    pub fn precisions(mut self, precisions: &[Precision]) -> Builder {
+        self.precisions = precisions.to_vec();
+        self
+    }
+
+    /// Also the CUDA kernels for rows that begin anywhere, see [`KernelSpec::narrow`].
+    pub fn narrow(mut self, narrow: bool) -> Builder {
+        self.narrow = narrow;
         self
     }
 
@@ -92,8 +117,7 @@ impl Builder {
             for &kind in &self.kernels {
                 for loss in &losses {
                     loss.verify()?;
-                    for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| self.chunks.iter().map(move |c| (d, c))) {
-                        let Ok(spec) = KernelSpec::new(kind, target, dtype, chunk, &loss.name) else { continue };
+                    for spec in self.specs(kind, target, &loss.name) {
                         if kernels.iter().all(|k| k.spec != spec) {
                             kernels.push(emit(&spec, loss)?);
                         }
@@ -104,14 +128,54 @@ impl Builder {
         Ok(kernels)
     }
 
-    /// All files by path: `<target>/mod.rs`, `<target>/prelude.rs` and one file a kernel.
+    // The specifications of one kind; combinations that a target does not support are left out.
+    fn specs(&self, kind: KernelKind, target: Target, loss: &str) -> Vec<KernelSpec> {
+        let mut specs = vec![];
+        for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| self.chunks.iter().map(move |c| (d, c))) {
+            for precision in std::iter::once(None).chain(self.precisions.iter().copied().map(Some)) {
+                let Ok(spec) = KernelSpec::with_precision(kind, target, dtype, precision, chunk, loss) else { continue };
+                let narrow = self.narrow.then(|| spec.clone().narrow());
+                specs.push(spec);
+                specs.extend(narrow);
+            }
+        }
+        specs
+    }
+
+    /// Manifest entries of the CUDA kernels, in the order of [`Builder::generate`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn entries(&self) -> Result<Vec<Entry>, Error> {
+        let known = if self.losses.is_empty() { vec![cross_entropy()?] } else { self.losses.clone() };
+        let mut entries = vec![];
+        for kernel in self.generate()?.iter().filter(|k| k.spec.target.is_cuda()) {
+            // A kernel without a loss holds no program, so that any stands for it.
+            let named = |l: &&Loss| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.name);
+            if let Some(loss) = known.iter().find(named) {
+                entries.push(cuda_entry(&kernel.spec, loss)?);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// All files by path: `<target>/mod.rs`, `<target>/prelude.rs` and one file a kernel for CPU targets; for CUDA
+    /// targets one file a kernel, `manifest.json` and `mod.rs` under `cuda/`.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn files(&self) -> Result<BTreeMap<String, String>, Error> {
         let mut files = BTreeMap::new();
         let kernels = self.generate()?;
-        for &target in &self.targets {
+        let cuda: Vec<&Kernel> = kernels.iter().filter(|k| k.spec.target.is_cuda()).collect();
+        if !cuda.is_empty() {
+            files.insert("cuda/mod.rs".to_owned(), emit_cuda_module(&cuda)?);
+            files.insert("cuda/manifest.json".to_owned(), manifest(&self.entries()?));
+            for kernel in cuda {
+                files.insert(format!("cuda/{}.cu", kernel.name), kernel.text.clone());
+            }
+        }
+        for &target in self.targets.iter().filter(|t| !t.is_cuda()) {
             let of_target = || kernels.iter().filter(|k| k.spec.target == target);
             let listed: Vec<&Kernel> = of_target().collect();
             files.insert(format!("{target}/mod.rs"), emit_module(target, &listed, false)?);
@@ -123,14 +187,14 @@ impl Builder {
         Ok(files)
     }
 
-    /// All kernels as one source file with a module a target: for `include!` from the output folder of a build script.
+    /// All kernels of CPU targets as one source file with a module a target: for `include!` from the output folder of a build script.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn bundle(&self) -> Result<String, Error> {
         let kernels = self.generate()?;
         let mut text = String::new();
-        for &target in &self.targets {
+        for &target in self.targets.iter().filter(|t| !t.is_cuda()) {
             let listed: Vec<&Kernel> = kernels.iter().filter(|k| k.spec.target == target).collect();
             if target != Target::Scalar {
                 text += "#[cfg(target_arch = \"x86_64\")]\n";

@@ -2,7 +2,7 @@
 
 use crate::plan::sm80::Plan;
 use crate::spec::KernelSpec;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Elements that a pointer leads to.
@@ -34,7 +34,7 @@ pub enum Type {
 }
 
 /// One parameter of a kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {
     /// Name in the text.
     pub name: String,
@@ -44,7 +44,7 @@ pub struct Parameter {
 }
 
 /// Names that a host binds values to, in the order of the kernel; as the registry's bindings of CPU kernels.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bindings {
     /// Row statistics after the reference.
     pub statistics: Vec<String>,
@@ -61,7 +61,7 @@ pub struct Bindings {
 }
 
 /// What the compiler made of a kernel.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Resources {
     /// Architecture compiled for, such as `sm_80`.
     pub architecture: String,
@@ -78,7 +78,7 @@ pub struct Resources {
 }
 
 /// One kernel.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// Name of the kernel, of its function and of its file.
     pub name: String,
@@ -135,6 +135,13 @@ impl Type {
             Type::F32 => "f32".to_owned(),
         }
     }
+}
+
+/// A manifest: one JSON object with the entries, each on a line of its own.
+pub fn manifest(entries: &[Entry]) -> String {
+    let line = |entry: &Entry| format!("    {}", serde_json::to_string(entry).unwrap_or_default());
+    let lines: Vec<String> = entries.iter().map(line).collect();
+    format!("{{\n  \"version\": \"{}\",\n  \"kernels\": [\n{}\n  ]\n}}\n", env!("CARGO_PKG_VERSION"), lines.join(",\n"))
 }
 
 /// Hash of what a host relies on when it launches a kernel. FNV-1a: stable over versions of Rust, unlike the standard

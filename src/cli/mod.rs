@@ -103,10 +103,12 @@ fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print_line(&serde_json::to_string(value)?)
 }
 
-/// Prints to stdout; a reader that has gone is an error and not a panic.
+/// Prints to stdout. A reader that has seen enough and gone, such as `head`, is no error.
 fn print_line(text: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stdout(), "{text}")?;
-    Ok(())
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::values::{self, PolicyArgs};
 use super::{Outcome, print_json, print_line};
 use crate::train::{self, Config, Corpus, Data, Step, Twins};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -82,8 +82,9 @@ fn vocab(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    ensure!(!args.out.is_file(), "option --out {}: is a file; expected a folder", args.out.display());
     let cpu = Cpu::new(None)?;
-    let corpus = Corpus::read(&args.text)?;
+    let corpus = Corpus::read(&args.text, &args.out)?;
     let data = Data::new(&corpus, args.vocab, args.tokens)?;
     if data.vocab < args.vocab {
         tracing::warn!(

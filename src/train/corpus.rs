@@ -16,11 +16,12 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// Reads a file, or what is text in a folder: hidden, ignored (.gitignore) and binary files are left out.
+    /// Reads a file, or what is text in a folder: hidden, ignored (.gitignore) and binary files are left out, and so is
+    /// the folder `except`, that results of earlier runs do not become text of the next.
     ///
     /// # Errors
     /// [`TrainError::Io`] if the path or a file cannot be read, [`TrainError::Text`] if a single file is no text.
-    pub fn read(path: &Path) -> Result<Corpus, TrainError> {
+    pub fn read(path: &Path, except: &Path) -> Result<Corpus, TrainError> {
         if std::fs::metadata(path).map_err(TrainError::io(path))?.is_file() {
             let text = read_text(path, LIMIT)?;
             let text = text.ok_or_else(|| TrainError::Text(format!("{} is not UTF-8 text", path.display())))?;
@@ -28,12 +29,14 @@ impl Corpus {
         }
         let mut texts = vec![];
         let mut left = LIMIT;
+        let except = except.canonicalize().ok();
         // Settings outside the folder must not change what is read.
         let walk = WalkBuilder::new(path)
             .require_git(false)
             .git_global(false)
             .parents(false)
             .sort_by_file_path(|a, b| a.cmp(b))
+            .filter_entry(move |e| except.is_none() || e.path().is_file() || e.path().canonicalize().ok() != except)
             .build();
         for entry in walk {
             let entry = entry.map_err(|e| TrainError::Text(e.to_string()))?;
@@ -84,10 +87,13 @@ mod tests {
         write(".hidden", b"hidden");
         write("built.txt", b"ignored");
         write(".gitignore", b"built.txt\n");
-        assert_eq!(Corpus::read(folder.path()).unwrap().texts, ["one", "zwei"]);
-        assert_eq!(Corpus::read(&folder.path().join("b.txt")).unwrap().bytes(), 4);
-        assert!(Corpus::read(&folder.path().join("c.bin")).is_err());
-        assert!(Corpus::read(&folder.path().join("nothing")).is_err());
+        let out = folder.path().join("out");
+        std::fs::create_dir(&out).unwrap();
+        write("out/loss.csv", b"result");
+        assert_eq!(Corpus::read(folder.path(), &out).unwrap().texts, ["one", "zwei"]);
+        let read = |name: &str| Corpus::read(&folder.path().join(name), &out);
+        assert_eq!(read("b.txt").unwrap().bytes(), 4);
+        assert!(read("c.bin").is_err() && read("nothing").is_err());
     }
 
     #[test]

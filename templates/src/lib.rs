@@ -45,6 +45,7 @@ templates! {
     "cpu/amx/unpack_accumulator.rs.in",
     "cpu/amx/weight_grad.rs.in",
     "cuda/kernel.cu.in",
+    "cuda/module.rs.in",
     "cuda/prelude.cu.in",
     "cuda/sm80/tensor.cu.in",
     "cuda/sm80/matmul.cu.in",

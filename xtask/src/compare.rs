@@ -71,6 +71,7 @@ enum Competitor {
     TorchEager,
     TorchCompile,
     TorchLinearCrossEntropy,
+    TorchLinearCrossEntropyChunked,
     CutCrossEntropy,
 }
 
@@ -84,6 +85,7 @@ impl Competitor {
             Competitor::TorchEager => "torch eager",
             Competitor::TorchCompile => "torch.compile",
             Competitor::TorchLinearCrossEntropy => "F.linear_cross_entropy",
+            Competitor::TorchLinearCrossEntropyChunked => "F.linear_cross_entropy chunked",
             Competitor::CutCrossEntropy => "cut-cross-entropy",
         }
     }

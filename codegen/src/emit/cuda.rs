@@ -42,6 +42,15 @@ pub fn entry(spec: &KernelSpec, loss: &Loss) -> Result<Entry, Error> {
     })
 }
 
+/// The module that lists texts and manifest of CUDA kernels.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit_module(kernels: &[&Kernel]) -> Result<String, Error> {
+    let names: Vec<&str> = kernels.iter().map(|k| k.name.as_str()).collect();
+    render("cuda/module.rs.in", "module of cuda", context! { version => env!("CARGO_PKG_VERSION"), names => names })
+}
+
 pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
     let name = spec.name();
     let list: Vec<String> = parameters(spec, loss)?.iter().map(|(name, ty)| format!("{} {name}", ty.cuda())).collect();
@@ -57,6 +66,7 @@ pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
         element_bytes => spec.dtype.size(),
         tile => Value::from(Serde(&plan(spec.kernel, spec.dtype))),
         chunk => spec.chunk,
+        narrow => spec.narrow,
         skip_rows => sm80::TILE_TOKENS,
         skip_columns => sm80::TILE_COLUMNS,
         ..product_context(spec.kernel)
@@ -67,12 +77,12 @@ pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
 
 // Which operands hold the inner dimension contiguously, and which belong to the caller, who may align them as he likes.
 fn product_context(kernel: KernelKind) -> Value {
-    let (a_rows, b_rows, narrow_a) = match kernel {
+    let (a_rows, b_rows, callers_a) = match kernel {
         KernelKind::LogitsSoftmax | KernelKind::LogitsGradient => (true, true, true),
         KernelKind::Accumulate => (true, false, false),
         _ => (false, false, false),
     };
-    context! { a_rows, b_rows, narrow_a, narrow_b => true, skips => kernel == KernelKind::WeightGrad }
+    context! { a_rows, b_rows, callers_a, skips => kernel == KernelKind::WeightGrad }
 }
 
 // Shared memory of the epilogue, which begins where the stages do: the tile of 16-bit values, then the column inputs.

@@ -5,7 +5,7 @@ mod cuda;
 mod cuda_abi;
 
 pub use cpu::{emit_module, emit_prelude};
-pub use cuda::entry as cuda_entry;
+pub use cuda::{emit_module as emit_cuda_module, entry as cuda_entry};
 
 use crate::error::Error;
 use crate::loss::Loss;

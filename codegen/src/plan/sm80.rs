@@ -5,11 +5,11 @@
 //! a multiprocessor. Four stages of 64 bytes of the inner dimension are 96 KB, which every GPU from 8.0 on has.
 
 use crate::spec::{Dtype, KernelKind};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Blocking of a CUDA kernel. Of kernels that are no matrix product, only `threads` is in the name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Rows of a block's tile.
     pub m: usize,

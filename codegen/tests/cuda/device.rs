@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use vocabfuse_codegen::compile::nvrtc::Nvrtc;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::emit::{cuda_entry, emit};
@@ -35,37 +36,40 @@ pub struct Device {
     pub loss: Loss,
     pub memory: Memory,
     pub seed: u64,
-    kernels: BTreeMap<String, Compiled>,
+    /// Uses the kernels for rows that begin anywhere.
+    pub narrow: bool,
     pub traffic: BTreeMap<String, Traffic>,
 }
 
 impl Device {
     pub fn new(dtype: Dtype, precision: Option<Precision>, chunk: usize, loss: Loss, seed: u64) -> Device {
-        let (kernels, traffic) = (BTreeMap::new(), BTreeMap::new());
-        Device { dtype, precision, chunk, loss, memory: Memory::new(), seed, kernels, traffic }
+        Device { dtype, precision, chunk, loss, memory: Memory::new(), seed, narrow: false, traffic: BTreeMap::new() }
     }
 
-    fn compiled(&mut self, kind: KernelKind) -> String {
+    // Every kernel is compiled once a process.
+    fn compiled(&self, kind: KernelKind) -> Arc<Compiled> {
+        static KERNELS: Mutex<BTreeMap<String, Arc<Compiled>>> = Mutex::new(BTreeMap::new());
         let (dtype, chunk) = (self.dtype, self.chunk);
-        let spec =
-            KernelSpec::with_precision(kind, Target::Sm80, dtype, self.precision, chunk, &self.loss.name).unwrap();
+        let spec = KernelSpec::with_precision(kind, Target::Sm80, dtype, self.precision, chunk, &self.loss.name).unwrap();
+        let spec = if self.narrow { spec.narrow() } else { spec };
         let name = spec.name();
-        if !self.kernels.contains_key(&name) {
-            let kernel = emit(&spec, &self.loss).unwrap();
-            let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
-            let ptx =
-                nvrtc.ptx(&name, &kernel.text, Architecture::parse("sm_80").unwrap()).unwrap_or_else(|e| panic!("{e}"));
-            let text = String::from_utf8(ptx.code).unwrap();
-            let module = Module::parse(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
-            self.kernels.insert(name.clone(), Compiled { entry: cuda_entry(&spec, &self.loss).unwrap(), module });
+        if let Some(known) = KERNELS.lock().unwrap().get(&name) {
+            return known.clone();
         }
-        name
+        let kernel = emit(&spec, &self.loss).unwrap();
+        let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
+        let ptx = nvrtc.ptx(&name, &kernel.text, Architecture::parse("sm_80").unwrap()).unwrap_or_else(|e| panic!("{e}"));
+        let text = String::from_utf8(ptx.code).unwrap();
+        let module = Module::parse(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let compiled = Arc::new(Compiled { entry: cuda_entry(&spec, &self.loss).unwrap(), module });
+        KERNELS.lock().unwrap().insert(name, compiled.clone());
+        compiled
     }
 
     /// Launches a kernel with its parameters by name; every parameter is given once.
     pub fn run(&mut self, kind: KernelKind, grid: usize, arguments: &[(&str, Arg)]) -> Report {
-        let name = self.compiled(kind);
-        let compiled = &self.kernels[&name];
+        let compiled = self.compiled(kind);
+        let name = compiled.entry.name.clone();
         assert_eq!(arguments.len(), compiled.entry.parameters.len(), "{name}: {:?}", compiled.entry.parameters);
         let ordered: Vec<Arg> = compiled
             .entry

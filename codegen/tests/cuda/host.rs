@@ -28,7 +28,7 @@ impl Layout {
         device.elements(&spread, self.pad)
     }
 
-    fn narrow(self, columns: usize, dtype: Dtype) -> bool {
+    pub fn narrow(self, columns: usize, dtype: Dtype) -> bool {
         let piece = 16 / dtype.size();
         !columns.is_multiple_of(piece)
             || !(columns + self.extra).is_multiple_of(piece)
@@ -45,7 +45,6 @@ pub struct Shard {
     x: u64,
     w: u64,
     row_stride: usize,
-    narrow: i32,
     bias: u64,
     pub targets: u64,
     upstream: u64,
@@ -82,7 +81,6 @@ impl Shard {
             x: layout.upload(device, &problem.x, hidden),
             w: layout.upload(device, &problem.w[columns.start * hidden..columns.end * hidden], hidden),
             row_stride: hidden + layout.extra,
-            narrow: i32::from(layout.narrow(hidden, device.dtype)),
             bias: problem.bias.as_ref().map_or(0, |b| device.floats(&b[columns.clone()])),
             targets: device.ints(&problem.targets.iter().map(local).collect::<Vec<_>>()),
             upstream: device.floats(&problem.upstream),
@@ -127,7 +125,6 @@ impl Shard {
             ("x_stride", Arg::I64(self.row_stride as i64)),
             ("w", P(w)),
             ("w_stride", Arg::I64(self.row_stride as i64)),
-            ("narrow", Arg::I32(self.narrow)),
             ("tokens", Arg::I32(self.tokens as i32)),
             ("hidden", Arg::I32(self.hidden as i32)),
             ("first_column", Arg::I32(columns.start as i32)),
@@ -151,7 +148,6 @@ impl Shard {
             ("e", P(self.e_of(device, chunk))),
             ("w", P(self.w_of(device, columns.start))),
             ("w_stride", Arg::I64(self.row_stride as i64)),
-            ("narrow", Arg::I32(self.narrow)),
             ("tokens", Arg::I32(self.tokens as i32)),
             ("hidden", Arg::I32(self.hidden as i32)),
             ("columns", Arg::I32(columns.len() as i32)),
@@ -318,7 +314,6 @@ impl Shard {
                     ("x_stride", Arg::I64(self.row_stride as i64)),
                     ("w", P(w)),
                     ("w_stride", Arg::I64(self.row_stride as i64)),
-                    ("narrow", Arg::I32(self.narrow)),
                     ("hidden", Arg::I32(hidden as i32)),
                     ("column_bias", P(self.bias)),
                     ("q", P(q)),
@@ -340,7 +335,6 @@ impl Shard {
                 ("q", P(q)),
                 ("x", P(self.x)),
                 ("x_stride", Arg::I64(self.row_stride as i64)),
-                ("narrow", Arg::I32(self.narrow)),
                 ("tokens", Arg::I32(self.tokens as i32)),
                 ("hidden", Arg::I32(hidden as i32)),
                 ("columns", Arg::I32(columns.len() as i32)),

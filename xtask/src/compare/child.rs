@@ -26,7 +26,8 @@ pub struct Child {
 impl Child {
     /// Starts a command; its stderr goes to `log`.
     pub fn start(mut command: Command, log: &Path) -> Result<Child> {
-        let program = command.get_program().to_string_lossy().into_owned();
+        // The name only: the message may end up in a report, where folders of this machine have no place.
+        let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -94,7 +94,9 @@ impl Report {
         let setting = &self.setting;
         let counted = counted(&self.rounds);
         let unsettled = counted.iter().filter(|round| !round.settled()).count();
-        let peak = median(counted.iter().flat_map(|r| [r.calibration.0, r.calibration.1])).unwrap_or(f64::NAN);
+        let calibrations = || counted.iter().flat_map(|round| [round.calibration.0, round.calibration.1]);
+        let peak = median(calibrations()).unwrap_or(f64::NAN);
+        let (lowest, highest) = (calibrations().fold(peak, f64::min), calibrations().fold(peak, f64::max));
         let mut text = format!("{}\n\n", setting.heading());
         let torch = match &self.torch {
             Some(Ok(version)) => format!(" Torch {version}."),
@@ -104,7 +106,7 @@ impl Report {
         let _ = writeln!(
             text,
             "{}, forward and backward, outputs allocated within the time.{torch} \
-             f32 FMA peak of one thread in the same run: {peak:.1} GFLOP/s ({}).\n",
+             f32 FMA peak of one thread in the same run: {peak:.1} GFLOP/s ({}), median of {lowest:.1} to {highest:.1}.\n",
             setting.date, setting.isa
         );
         let _ = writeln!(text, "```sh\n{}\n```\n", setting.command());
@@ -114,7 +116,7 @@ impl Report {
             "\n\"Time / saved\" and \"time / recompute\" are medians of the ratios to vocabfuse in the same round. Memory is \
              the peak over the inputs, and beside it without dW and dX. Errors are relative to the largest exact value, \
              against f64; that of dW over a sample of its rows. The share counts 6NVH operations, 8NVH for recompute, and \
-             is of {} times the f32 FMA peak, whatever the type.",
+             is of {} x the f32 FMA peak, whatever the type.",
             setting.threads
         );
         if unsettled > 0 {
