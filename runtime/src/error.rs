@@ -97,7 +97,13 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// The threads of a device could not be started.
+    /// A library that a device needs is not installed: what is missing and how to get it.
+    #[error("{0}")]
+    Missing(String),
+    /// A kernel could not be generated or compiled.
+    #[error("{0}")]
+    Compile(String),
+    /// A device could not be started or used.
     #[error("device: {0}")]
     Device(String),
 }

@@ -11,6 +11,7 @@ mod comm;
 mod cpu;
 mod device;
 mod error;
+mod gpu;
 mod layer;
 mod layout;
 mod loss;
@@ -22,12 +23,13 @@ pub use comm::{Counters, Local};
 pub use cpu::Cpu;
 pub use device::Device;
 pub use error::Error;
+pub use gpu::{Gpu, Ptx, PtxReport};
 pub use layer::{Batch, Done, Gradients, Merging, OutputLayer, Partial, Shard, Upstream, WeightGrad};
 pub use layout::ShardLayout;
 pub use loss::{CrossEntropy, Reduction};
 pub use matrix::{Element, Matrix};
 pub use policy::{Algorithm, DEFAULT_MEMORY_BUDGET, Policy, Save};
-pub use vocabfuse_codegen::{Dtype, Target};
+pub use vocabfuse_codegen::{Dtype, Precision, Target};
 pub use vocabfuse_kernels::Registry;
 
 /// Result with this crate's error.

@@ -124,6 +124,16 @@ impl<'a> Matrix<'a> {
         self.row_stride
     }
 
+    /// The bytes of a row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub(crate) fn row_bytes(&self, row: usize) -> &'a [u8] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: the row lies in the borrowed memory, and plain numbers have no bytes that are not initialised.
+        unsafe { std::slice::from_raw_parts(self.row_pointer(row), self.columns * self.dtype.size()) }
+    }
+
     /// First element of a row; of one past the end if there is none.
     pub(crate) fn row_pointer(&self, row: usize) -> *const u8 {
         self.data.wrapping_add(row * self.row_stride * self.dtype.size())

@@ -1,0 +1,99 @@
+//! Device memory that is freed when it is dropped.
+
+use super::driver::{Argument, Driver};
+use crate::{Matrix, Result};
+use std::sync::Arc;
+
+/// Bytes that go to the device at a time when rows have to be laid out anew.
+const STAGING: usize = 8 << 20;
+
+/// Device memory.
+#[derive(Debug)]
+pub struct Buffer {
+    driver: Arc<dyn Driver>,
+    address: u64,
+    bytes: usize,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.driver.free(self.address);
+        }
+    }
+}
+
+impl Buffer {
+    /// Memory with any content.
+    pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Buffer> {
+        let address = if bytes == 0 { 0 } else { driver.alloc(bytes)? };
+        Ok(Buffer { driver: Arc::clone(driver), address, bytes })
+    }
+
+    /// A copy of plain numbers.
+    pub(super) fn with<T: bytemuck::NoUninit>(driver: &Arc<dyn Driver>, values: &[T]) -> Result<Buffer> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let buffer = Buffer::new(driver, bytes.len())?;
+        if !bytes.is_empty() {
+            driver.upload(buffer.address, bytes)?;
+        }
+        Ok(buffer)
+    }
+
+    /// A copy of a matrix whose rows are `width` elements apart, with zeros between them.
+    pub(super) fn matrix(driver: &Arc<dyn Driver>, matrix: Matrix<'_>, width: usize) -> Result<Buffer> {
+        let row_bytes = width * matrix.dtype().size();
+        let buffer = Buffer::new(driver, matrix.rows() * row_bytes)?;
+        let rows_at_once = (STAGING / row_bytes.max(1)).max(1);
+        let mut staging = vec![0u8; rows_at_once.min(matrix.rows()) * row_bytes];
+        for first in (0..matrix.rows()).step_by(rows_at_once) {
+            let count = rows_at_once.min(matrix.rows() - first);
+            for (row, to) in (first..first + count).zip(staging.chunks_mut(row_bytes)) {
+                let from = matrix.row_bytes(row);
+                to[..from.len()].copy_from_slice(from);
+            }
+            driver.upload(buffer.address + (first * row_bytes) as u64, &staging[..count * row_bytes])?;
+        }
+        Ok(buffer)
+    }
+
+    /// Size in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Address of a byte.
+    pub(super) fn at(&self, byte: usize) -> u64 {
+        self.address + byte as u64
+    }
+
+    /// As argument, from a byte on.
+    pub(super) fn from(&self, byte: usize) -> Argument {
+        Argument::Pointer(self.at(byte))
+    }
+
+    /// Copies bytes of another buffer.
+    pub(super) fn copy(&self, to: usize, other: &Buffer, from: usize, bytes: usize) -> Result<()> {
+        if bytes == 0 { Ok(()) } else { self.driver.copy(other.at(from), self.at(to), bytes) }
+    }
+
+    /// Values from a byte on; waits for them.
+    pub(super) fn floats(&self, byte: usize, count: usize) -> Result<Vec<f32>> {
+        let mut values = vec![0.0f32; count];
+        if count > 0 {
+            self.driver.download(self.at(byte), bytemuck::cast_slice_mut(&mut values))?;
+        }
+        Ok(values)
+    }
+
+    /// Hands out rows of `width` floats in order, some at a time; waits for them.
+    pub(super) fn each_row(&self, rows: usize, width: usize, mut take: impl FnMut(usize, &[f32])) -> Result<()> {
+        let rows_at_once = (STAGING / (4 * width).max(1)).max(1);
+        for first in (0..rows).step_by(rows_at_once) {
+            let count = rows_at_once.min(rows - first);
+            let values = self.floats(first * width * 4, count * width)?;
+            values.chunks(width).enumerate().for_each(|(i, row)| take(first + i, row));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! A CUDA device: the driver's library, loaded when a device is asked for.
+
+use super::driver::{Argument, Driver, Form, Handle, Shape};
+use crate::{Error, Result};
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+use vocabfuse_codegen::compile::occupancy::Architecture;
+
+/// One stream of a device. Memory comes from the device's pool in the order of the stream.
+#[derive(Debug)]
+pub(super) struct Cuda {
+    name: String,
+    architecture: Architecture,
+    stream: Arc<CudaStream>,
+    functions: Mutex<Vec<Function>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Function(sys::CUfunction);
+
+// SAFETY: a handle of the driver, which any thread may use while the module is loaded; modules stay loaded.
+unsafe impl Send for Function {}
+
+impl Cuda {
+    /// The device of an ordinal.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without a driver; [`Error::Device`] if there is no such device, or it is too old.
+    pub(super) fn new(ordinal: usize) -> Result<Cuda> {
+        // SAFETY: loading the driver's library runs its initialisers, which is what a program that asks for it wants.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::Missing(format!(
+                "device cuda:{ordinal}: the NVIDIA driver is not installed (no libcuda.so.1); \
+                 install the driver, or use device cpu"
+            )));
+        }
+        let failed = |e: DriverError| Error::Device(format!("cuda:{ordinal}: {e}"));
+        let context = CudaContext::new(ordinal).map_err(failed)?;
+        let (major, minor) = context.compute_capability().map_err(failed)?;
+        let number = (major * 10 + minor) as u32;
+        // Code for 8.0 runs on every 8.x; later generations need their own.
+        let usable = Architecture::ALL.iter().filter(|a| !a.specific && a.number / 10 == number / 10);
+        let architecture = usable.filter(|a| a.number <= number).max_by_key(|a| a.number).copied();
+        let Some(architecture) = architecture else {
+            let names: Vec<String> = Architecture::ALL.iter().filter(|a| !a.specific).map(|a| a.name()).collect();
+            return Err(Error::Device(format!(
+                "cuda:{ordinal} has compute capability {major}.{minor}; expected one that runs {}",
+                names.join(", ")
+            )));
+        };
+        if !context.has_async_alloc() {
+            return Err(Error::Device(format!("cuda:{ordinal} has no stream-ordered memory pool; expected one")));
+        }
+        let name = format!("cuda:{ordinal} ({})", context.name().map_err(failed)?);
+        let stream = context.new_stream().map_err(failed)?;
+        Ok(Cuda { name, architecture, stream, functions: Mutex::default() })
+    }
+
+    fn failed(&self, what: &str) -> impl Fn(DriverError) -> Error {
+        let what = format!("{}, {what}", self.name);
+        move |error| Error::Device(format!("{what}: {error}"))
+    }
+
+    // Ranks are threads, and each call may come from another.
+    fn bind(&self) -> Result<sys::CUstream> {
+        self.stream.context().bind_to_thread().map_err(self.failed("context"))?;
+        Ok(self.stream.cu_stream())
+    }
+}
+
+impl Driver for Cuda {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    fn form(&self) -> Form {
+        Form::Cubin
+    }
+
+    fn load(&self, name: &str, code: &[u8]) -> Result<Handle> {
+        self.bind()?;
+        let failed = self.failed(name);
+        let symbol = CString::new(name).map_err(|e| Error::Compile(e.to_string()))?;
+        // SAFETY: the code is a whole cubin of NVRTC, which the cache has checked against damage. The module is never
+        // unloaded, so the function stays valid.
+        let function = unsafe {
+            let module = result::module::load_data(code.as_ptr().cast()).map_err(&failed)?;
+            result::module::get_function(module, symbol).map_err(&failed)?
+        };
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        functions.push(Function(function));
+        Ok(Handle(functions.len() - 1))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        let stream = self.bind()?;
+        // SAFETY: the stream is alive; nobody reads the memory before it is written.
+        unsafe { result::malloc_async(stream, bytes) }.map_err(self.failed(&format!("{bytes} bytes of memory")))
+    }
+
+    fn free(&self, address: u64) {
+        let Ok(stream) = self.bind() else { return };
+        // SAFETY: the address came from `alloc` and is freed once, behind everything that uses it in the stream. A
+        // failure means that the context is gone, and the memory with it.
+        let _ = unsafe { result::free_async(address, stream) };
+    }
+
+    fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        let stream = self.bind()?;
+        // SAFETY: the target has room for the values; from pageable memory the driver has copied them when it returns.
+        unsafe { result::memcpy_htod_async(to, from, stream) }.map_err(self.failed("copy to the device"))
+    }
+
+    fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        let stream = self.bind()?;
+        // SAFETY: the source has as many bytes, and the target lives until the stream is through.
+        unsafe { result::memcpy_dtoh_async(to, from, stream) }.map_err(self.failed("copy from the device"))?;
+        self.synchronize()
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        let stream = self.bind()?;
+        // SAFETY: both ranges lie in memory of this device.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }.map_err(self.failed("copy"))
+    }
+
+    fn launch(&self, kernel: Handle, shape: Shape, arguments: &[Argument]) -> Result<()> {
+        let stream = self.bind()?;
+        let Function(function) = self.functions.lock().unwrap_or_else(PoisonError::into_inner)[kernel.0];
+        let failed = self.failed("launch");
+        let mut parameters: Vec<*mut c_void> = arguments
+            .iter()
+            .map(|argument| match argument {
+                Argument::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            })
+            .collect();
+        // SAFETY: the function is loaded; every parameter points to a value of the type that the manifest entry of the
+        // kernel states, which the caller has checked; the driver copies the values before it returns.
+        unsafe {
+            if shape.shared > 48 << 10 {
+                let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                result::function::set_function_attribute(function, attribute, shape.shared as i32).map_err(&failed)?;
+            }
+            let (grid, block) = ((shape.blocks, 1, 1), (shape.threads, 1, 1));
+            result::launch_kernel(function, grid, block, shape.shared as u32, stream, &mut parameters)
+        }
+        .map_err(&failed)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize().map_err(self.failed("synchronisation"))
+    }
+}

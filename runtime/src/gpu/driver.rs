@@ -1,0 +1,80 @@
+//! What a GPU, or an interpreter in its place, does for the passes.
+
+use crate::Result;
+use std::fmt::Debug;
+use vocabfuse_codegen::compile::occupancy::Architecture;
+
+/// A kernel argument.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// A device address; 0 is null.
+    Pointer(u64),
+    /// A 32-bit integer.
+    I32(i32),
+    /// A 64-bit integer.
+    I64(i64),
+    /// A float.
+    F32(f32),
+}
+
+impl Argument {
+    /// Whether a parameter of this type, as a manifest spells it, takes the argument.
+    pub(super) fn fits(self, ty: &str) -> bool {
+        match self {
+            Argument::Pointer(_) => ty.starts_with('*'),
+            Argument::I32(_) => ty == "i32",
+            Argument::I64(_) => ty == "i64",
+            Argument::F32(_) => ty == "f32",
+        }
+    }
+}
+
+/// Extent of a launch, along x.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+}
+
+/// Form in which kernels are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// PTX text.
+    Ptx,
+    /// Machine code of one architecture.
+    Cubin,
+}
+
+/// A kernel that is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle(pub usize);
+
+/// Memory, copies and launches, all in the order of the calls. Nothing waits but `download` and `synchronize`.
+pub trait Driver: Debug + Send + Sync + 'static {
+    /// For reports: `cuda:0` or `ptx:sm_80`.
+    fn name(&self) -> String;
+    /// What kernels are compiled for.
+    fn architecture(&self) -> Architecture;
+    /// What kernels are compiled to.
+    fn form(&self) -> Form;
+    /// Loads a kernel. Its code was compiled, or checked against damage, in this process.
+    fn load(&self, name: &str, code: &[u8]) -> Result<Handle>;
+    /// At least one byte of memory, aligned to 256 bytes, with any content.
+    fn alloc(&self, bytes: usize) -> Result<u64>;
+    /// Frees what `alloc` gave, once all work before has ended.
+    fn free(&self, address: u64);
+    /// Copies to the device.
+    fn upload(&self, to: u64, from: &[u8]) -> Result<()>;
+    /// Copies from the device.
+    fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
+    /// Copies within the device.
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
+    /// Launches a kernel with all of its arguments, of the types of its parameters.
+    fn launch(&self, kernel: Handle, shape: Shape, arguments: &[Argument]) -> Result<()>;
+    /// Waits for everything before.
+    fn synchronize(&self) -> Result<()>;
+}

@@ -1,0 +1,79 @@
+//! GPUs as devices, and an interpreter in the place of one.
+//!
+//! The host code of the passes ([`s_pass`], [`finish`], [`t_pass`]) is written over a small [`driver::Driver`] and follows
+//! [`vocabfuse_codegen::cuda`]. Arguments are bound by the names of a kernel's manifest entry.
+
+mod buffer;
+mod cache;
+mod cuda;
+mod driver;
+mod finish;
+mod kernels;
+mod passes;
+mod ptx;
+mod rows;
+mod s_pass;
+mod t_pass;
+
+pub use ptx::{Ptx, PtxReport};
+
+use crate::{Error, Result};
+use driver::Driver;
+use kernels::Library;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use vocabfuse_codegen::{Loss, Precision};
+
+/// A GPU, or an interpreter in its place. Clones are the same device.
+///
+/// Kernels are compiled by NVRTC when they are first called, and kept in the folder that `VOCABFUSE_CACHE` names, by
+/// default one in the user's cache folder. Ranks of one group share one device; all work runs in the order of its calls.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    library: Arc<Library>,
+    loss: Arc<Loss>,
+    precision: Option<Precision>,
+    name: String,
+    id: u64,
+}
+
+impl Gpu {
+    /// The CUDA device of an ordinal.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without a driver; [`Error::Device`] if there is no such device, or it is too old.
+    pub fn cuda(ordinal: usize) -> Result<Gpu> {
+        Gpu::new(Arc::new(cuda::Cuda::new(ordinal)?))
+    }
+
+    /// The interpreter. `ptx` tells what it found.
+    ///
+    /// # Errors
+    /// None but those of building a loss, which do not happen.
+    pub fn ptx(ptx: &Ptx) -> Result<Gpu> {
+        Gpu::new(Arc::new(ptx.clone()))
+    }
+
+    fn new(driver: Arc<dyn Driver>) -> Result<Gpu> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let loss = vocabfuse_codegen::cross_entropy().map_err(|e| Error::Compile(e.to_string()))?;
+        Ok(Gpu {
+            name: driver.name(),
+            library: Arc::new(Library::new(driver)),
+            loss: Arc::new(loss),
+            precision: None,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+
+    /// The same device with a precision for matrix products of f32, which need one.
+    pub fn with_precision(mut self, precision: Option<Precision>) -> Gpu {
+        self.precision = precision;
+        self
+    }
+
+    /// For reports: `cuda:0 (name)` or `ptx:sm_80`.
+    pub fn name(&self) -> String {
+        self.name.clone()
+    }
+}

@@ -1,0 +1,180 @@
+//! The passes on a GPU.
+
+use super::Gpu;
+use super::buffer::Buffer;
+use super::finish::{self, Results};
+use super::kernels::Kernels;
+use super::rows::{Rows, Targets};
+use super::s_pass::{self, Inputs, Saved, Walk};
+use super::t_pass::{self, Ticket};
+use crate::buffer::SharedPointer;
+use crate::passes::{Block, Extent, FinishJob, Passes, SPass, Sums};
+use crate::{Dtype, Result};
+use std::ops::Range;
+
+impl Passes for Gpu {
+    type Kernels = Kernels;
+    type Inputs = Inputs;
+    type Rows = Rows;
+    type Targets = Targets;
+    type Saved = Saved;
+    type Results = Results;
+    type Ticket = Ticket;
+
+    fn place(&self) -> String {
+        let precision = self.precision.map_or(String::new(), |p| format!(", precision {p}"));
+        format!("the memory of {} #{}{precision}", self.name, self.id)
+    }
+
+    fn kernels(&self, dtype: Dtype, chunk: Option<usize>) -> Result<Kernels> {
+        Kernels::new(&self.library, &self.loss, dtype, self.precision, chunk)
+    }
+
+    fn names(kernels: &Kernels, saved: bool) -> Vec<&'static str> {
+        kernels.names(saved)
+    }
+
+    // Kernels take any number of tokens.
+    fn panel(_: &Kernels) -> usize {
+        1
+    }
+
+    fn working_set(&self, kernels: &Kernels, extent: Extent, saved: bool) -> usize {
+        s_pass::working_set(kernels, extent, saved)
+    }
+
+    fn saved_bytes(kernels: &Kernels, extent: Extent) -> usize {
+        s_pass::saved_bytes(kernels, extent)
+    }
+
+    fn held(saved: &Saved) -> usize {
+        saved.held()
+    }
+
+    fn load(&self, kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
+        s_pass::load(kernels, pass)
+    }
+
+    fn s_pass(
+        &self,
+        kernels: &Kernels,
+        inputs: &Inputs,
+        pass: &SPass<'_>,
+        accumulate: bool,
+        save: bool,
+    ) -> Result<(Rows, Option<Saved>)> {
+        let saved = save.then(|| s_pass::saved(kernels, pass)).transpose()?;
+        let walk = Walk::new(kernels, inputs, pass, accumulate && !save)?;
+        let mut rows = walk.statistics(accumulate, saved.as_ref())?;
+        if accumulate {
+            rows.targets = s_pass::gather_targets(kernels, inputs, pass)?;
+        }
+        Ok((rows, saved))
+    }
+
+    fn references(&self, kernels: &Kernels, rows: &Rows) -> Result<Rows> {
+        rows.references(kernels)
+    }
+
+    fn raise(&self, kernels: &Kernels, rows: &mut Rows, references: &Rows) -> Result<()> {
+        rows.merge(kernels, &references.references(kernels)?, 0)
+    }
+
+    fn accumulate(
+        &self,
+        kernels: &Kernels,
+        inputs: &Inputs,
+        pass: &SPass<'_>,
+        merged: Rows,
+        saved: Option<&mut Saved>,
+        leads: bool,
+    ) -> Result<Rows> {
+        let mut rows = if leads { merged } else { merged.without_statistics(kernels)? };
+        rows.width = inputs.width;
+        let walk = Walk::new(kernels, inputs, pass, saved.is_none())?;
+        walk.relative(&mut rows, saved.as_deref())?;
+        rows.targets = s_pass::gather_targets(kernels, inputs, pass)?;
+        Ok(rows)
+    }
+
+    fn tokens(rows: &Rows) -> usize {
+        rows.tokens
+    }
+
+    fn bytes(rows: &Rows) -> usize {
+        rows.bytes()
+    }
+
+    fn targets(rows: &Rows) -> Targets {
+        rows.targets.clone()
+    }
+
+    fn block(&self, kernels: &Kernels, rows: &Rows, tokens: Range<usize>) -> Result<Rows> {
+        rows.block(kernels, tokens)
+    }
+
+    fn merge(&self, kernels: &Kernels, rows: &mut Rows, other: &Rows, start: usize) -> Result<()> {
+        rows.merge(kernels, other, start)
+    }
+
+    fn concatenate(&self, kernels: &Kernels, blocks: &[&Block<Gpu>]) -> Result<Rows> {
+        Rows::concatenate(kernels, blocks)
+    }
+
+    fn finish(
+        &self,
+        kernels: &Kernels,
+        rows: &mut Rows,
+        range: Range<usize>,
+        job: &FinishJob<'_>,
+        owners: &[Targets],
+        dx: Option<SharedPointer<f32>>,
+    ) -> Result<Results> {
+        finish::finish(kernels, rows, range, job, owners, dx)
+    }
+
+    fn output(&self, kernels: &Kernels, blocks: &[&Block<Gpu>], name: &str) -> Result<Vec<f32>> {
+        let position = kernels.outputs().iter().position(|known| *known == name).unwrap_or(0);
+        let mut values = vec![];
+        for block in blocks {
+            if let Some(results) = &block.results {
+                let tokens = block.tokens.len();
+                values.extend(results.outputs.floats(position * tokens * 4, tokens)?);
+            }
+        }
+        Ok(values)
+    }
+
+    fn ticket(&self, kernels: &Kernels, blocks: &[&Block<Gpu>]) -> Result<Ticket> {
+        let tokens = blocks.last().map_or(0, |b| b.tokens.end);
+        let outputs = kernels.outputs().len();
+        let ticket = Ticket {
+            references: Buffer::new(kernels.driver(), tokens * 4)?,
+            outputs: Buffer::new(kernels.driver(), outputs * tokens * 4)?,
+        };
+        for block in blocks {
+            let (first, part) = (block.tokens.start * 4, block.tokens.len() * 4);
+            ticket.references.copy(first, &block.rows.state, 0, part)?;
+            if let Some(results) = &block.results {
+                for output in 0..outputs {
+                    let to = output * tokens * 4 + first;
+                    ticket.outputs.copy(to, &results.outputs, output * part, part)?;
+                }
+            }
+        }
+        Ok(ticket)
+    }
+
+    fn t_pass(
+        &self,
+        kernels: &Kernels,
+        inputs: &Inputs,
+        pass: &SPass<'_>,
+        ticket: &Ticket,
+        saved: Option<Saved>,
+        upstream: &[f32],
+        sums: Sums<'_>,
+    ) -> Result<()> {
+        t_pass::t_pass(kernels, inputs, pass, ticket, saved, upstream, sums)
+    }
+}

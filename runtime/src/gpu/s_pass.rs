@@ -1,0 +1,307 @@
+//! Pass S of one shard on a device, chunk by chunk of the vocabulary.
+
+use super::buffer::Buffer;
+use super::driver::Argument::{self, I32, I64, Pointer};
+use super::kernels::Kernels;
+use super::rows::{Rows, Targets, pointer};
+use crate::passes::{Extent, SPass};
+use crate::{Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+use vocabfuse_codegen::cuda::{accumulate_blocks, column_tiles, logits_blocks, reduce_blocks, row_blocks};
+use vocabfuse_codegen::{Dtype, KernelKind};
+
+/// Inputs of a microbatch on the device.
+///
+/// Rows of X and W are laid out so that kernels copy 16 bytes at a time: `width` elements apart, zeros behind column H.
+/// The kernels take `width` for H.
+#[derive(Debug)]
+pub struct Inputs {
+    /// X `[tokens, width]`: tokens that count.
+    pub(super) x: Buffer,
+    /// W_d `[classes, width]`.
+    pub(super) w: Buffer,
+    pub(super) width: usize,
+    pub(super) bias: Option<Buffer>,
+    /// Shard-local targets, -1 where another shard owns them.
+    pub(super) targets: Buffer,
+}
+
+/// Saved numerators of the softmax, for pass T.
+#[derive(Debug)]
+pub struct Saved {
+    /// `[chunks][tokens][chunk]`.
+    pub(super) values: Buffer,
+    /// `[chunks][tokens]`: what each chunk is relative to.
+    pub(super) references: Buffer,
+}
+
+/// H rounded up to whole pieces of 16 bytes.
+pub(super) fn padded_hidden(dtype: Dtype, hidden: usize) -> usize {
+    hidden.next_multiple_of(16 / dtype.size())
+}
+
+/// Columns of the shard, a chunk at a time.
+pub(super) fn chunks(kernels: &Kernels, classes: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let chunk = kernels.chunk;
+    (0..classes).step_by(chunk).map(move |first| first..classes.min(first + chunk)).enumerate()
+}
+
+/// Bytes of E of one chunk.
+fn region(kernels: &Kernels, tokens: usize) -> usize {
+    tokens * kernels.chunk * kernels.dtype.size()
+}
+
+/// Bytes over inputs, outputs and saved values that the passes of one shard need.
+pub(super) fn working_set(kernels: &Kernels, extent: Extent, saved: bool) -> usize {
+    let Extent { tokens, hidden, .. } = extent;
+    let width = padded_hidden(kernels.dtype, hidden);
+    let parts = 1 + kernels.statistics().len();
+    let state = parts * tokens * 4 * (1 + column_tiles(kernels.chunk)) + 2 * tokens * 4;
+    let e = if saved { 0 } else { region(kernels, tokens) };
+    state + e + tokens * width * (4 + kernels.dtype.size())
+}
+
+/// Bytes of saved values.
+pub(super) fn saved_bytes(kernels: &Kernels, extent: Extent) -> usize {
+    extent.classes.div_ceil(kernels.chunk) * (region(kernels, extent.tokens) + extent.tokens * 4)
+}
+
+impl Saved {
+    fn new(kernels: &Kernels, tokens: usize, classes: usize) -> Result<Saved> {
+        let chunks = classes.div_ceil(kernels.chunk);
+        Ok(Saved {
+            values: Buffer::new(kernels.driver(), chunks * region(kernels, tokens))?,
+            references: Buffer::new(kernels.driver(), chunks * tokens * 4)?,
+        })
+    }
+
+    /// Bytes held.
+    pub(super) fn held(&self) -> usize {
+        self.values.bytes() + self.references.bytes()
+    }
+
+    /// E of a chunk, and what it is relative to.
+    pub(super) fn chunk(&self, kernels: &Kernels, tokens: usize, index: usize) -> (Argument, Argument) {
+        (self.values.from(index * region(kernels, tokens)), self.references.from(index * tokens * 4))
+    }
+}
+
+/// Copies the inputs to the device. Tokens that count are gathered there.
+pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
+    let driver = kernels.driver();
+    for (tensor, rows) in [("x", pass.x.rows()), ("w", pass.w.rows()), ("x", pass.x.columns())] {
+        if i32::try_from(rows).is_err() {
+            let expected = "extents below 2^31".to_owned();
+            return Err(Error::Shape { tensor, expected, found: rows.to_string() });
+        }
+    }
+    let width = padded_hidden(kernels.dtype, pass.x.columns());
+    let tokens = pass.rows.len();
+    let mut x = Buffer::matrix(driver, pass.x, width)?;
+    if tokens < pass.x.rows() {
+        let all = x;
+        x = Buffer::new(driver, tokens * width * kernels.dtype.size())?;
+        gather(kernels, &all, &Buffer::with(driver, pass.rows)?, width, &x, tokens)?;
+    }
+    Ok(Inputs {
+        x,
+        w: Buffer::matrix(driver, pass.w, width)?,
+        width,
+        bias: pass.inputs.bias.map(|bias| Buffer::with(driver, bias)).transpose()?,
+        targets: Buffer::with(driver, &pass.targets[..tokens])?,
+    })
+}
+
+fn gather(kernels: &Kernels, table: &Buffer, ids: &Buffer, width: usize, out: &Buffer, rows: usize) -> Result<()> {
+    let call = kernels.call(KernelKind::GatherRows)?.set([
+        ("table", table.from(0)),
+        ("table_stride", I64(width as i64)),
+        ("ids", ids.from(0)),
+        ("columns", I32(width as i32)),
+        ("out", out.from(0)),
+        ("out_stride", I64(width as i64)),
+    ]);
+    call.launch(row_blocks(rows))
+}
+
+/// B: the rows of W of the targets that this shard owns.
+pub(super) fn gather_targets(kernels: &Kernels, inputs: &Inputs, pass: &SPass<'_>) -> Result<Targets> {
+    let mut index = vec![-1; pass.rows.len()];
+    let mut ids: Vec<i32> = vec![];
+    for (position, target) in index.iter_mut().zip(pass.targets) {
+        if *target >= 0 {
+            *position = ids.len() as i32;
+            ids.push(*target);
+        }
+    }
+    let driver = kernels.driver();
+    let rows = Buffer::new(driver, ids.len() * inputs.width * kernels.dtype.size())?;
+    gather(kernels, &inputs.w, &Buffer::with(driver, &ids)?, inputs.width, &rows, ids.len())?;
+    Ok(Targets { index: Arc::new(index), rows: Some(Arc::new(rows)) })
+}
+
+/// One microbatch on its way through pass S.
+pub(super) struct Walk<'a> {
+    kernels: &'a Kernels,
+    inputs: &'a Inputs,
+    pass: &'a SPass<'a>,
+    /// Statistics of each tile of a chunk.
+    partials: Buffer,
+    /// References before a chunk.
+    previous: Buffer,
+    /// E of one chunk, where none is saved.
+    e: Option<Buffer>,
+}
+
+impl<'a> Walk<'a> {
+    /// `keeps_e` says whether E of a chunk is needed although it is not saved.
+    pub(super) fn new(
+        kernels: &'a Kernels,
+        inputs: &'a Inputs,
+        pass: &'a SPass<'a>,
+        keeps_e: bool,
+    ) -> Result<Walk<'a>> {
+        let (driver, tokens) = (kernels.driver(), pass.rows.len());
+        let parts = 1 + kernels.statistics().len();
+        let partials = Buffer::new(driver, parts * column_tiles(kernels.chunk) * tokens * 4)?;
+        let previous = Buffer::new(driver, tokens * 4)?;
+        let e = keeps_e.then(|| Buffer::new(driver, region(kernels, tokens))).transpose()?;
+        Ok(Walk { kernels, inputs, pass, partials, previous, e })
+    }
+
+    fn tokens(&self) -> usize {
+        self.pass.rows.len()
+    }
+
+    /// Statistics, and with `accumulate` A, of a shard that has seen nothing yet.
+    pub(super) fn statistics(&self, accumulate: bool, saved: Option<&Saved>) -> Result<Rows> {
+        let (kernels, tokens, classes) = (self.kernels, self.tokens(), self.pass.w.rows());
+        if classes == 0 {
+            let mut rows = Rows::identity(kernels, tokens, self.inputs.width)?;
+            rows.a = if accumulate { Some(self.zeros()?) } else { None };
+            return Ok(rows);
+        }
+        let mut rows = Rows::new(kernels, tokens, self.inputs.width)?;
+        if accumulate {
+            rows.a = Some(Buffer::new(kernels.driver(), tokens * self.inputs.width * 4)?);
+        }
+        for (index, columns) in chunks(kernels, classes) {
+            let (e, saved_references) = match saved {
+                Some(saved) => saved.chunk(kernels, tokens, index),
+                None => (pointer(self.e.as_ref()), Pointer(0)),
+            };
+            let references = if index == 0 { Pointer(0) } else { rows.state_part(0) };
+            self.logits(&columns, references, e)?;
+            let call = kernels.call(KernelKind::ReduceStatistics)?.set([
+                ("partials", self.partials.from(0)),
+                ("partial_stride", I64(tokens as i64)),
+                ("state", rows.state_part(0)),
+                ("state_stride", I64(tokens as i64)),
+                ("first", I32(i32::from(index == 0))),
+                ("tokens", I32(tokens as i32)),
+                ("columns", I32(columns.len() as i32)),
+                ("e", e),
+                ("previous", self.previous.from(0)),
+                ("saved_references", saved_references),
+            ]);
+            call.launch(reduce_blocks(tokens))?;
+            if accumulate {
+                self.accumulate(&rows, index, &columns, e, self.previous.from(0), Pointer(0))?;
+            }
+        }
+        Ok(rows)
+    }
+
+    /// A relative to the references in `rows`, none of which is below those of this shard.
+    pub(super) fn relative(&self, rows: &mut Rows, saved: Option<&Saved>) -> Result<()> {
+        let (kernels, tokens, classes) = (self.kernels, self.tokens(), self.pass.w.rows());
+        if classes == 0 {
+            rows.a = Some(self.zeros()?);
+            return Ok(());
+        }
+        rows.a = Some(Buffer::new(kernels.driver(), tokens * self.inputs.width * 4)?);
+        for (index, columns) in chunks(kernels, classes) {
+            match saved {
+                Some(saved) => {
+                    let (e, references) = saved.chunk(kernels, tokens, index);
+                    self.accumulate(rows, index, &columns, e, Pointer(0), references)?;
+                }
+                None => {
+                    let e = pointer(self.e.as_ref());
+                    self.logits(&columns, rows.state_part(0), e)?;
+                    self.accumulate(rows, index, &columns, e, Pointer(0), Pointer(0))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn zeros(&self) -> Result<Buffer> {
+        Buffer::with(self.kernels.driver(), &vec![0.0f32; self.tokens() * self.inputs.width])
+    }
+
+    // Address of W from a column of the logits on.
+    fn w(&self, column: usize) -> Argument {
+        self.inputs.w.from(column * self.inputs.width * self.kernels.dtype.size())
+    }
+
+    fn logits(&self, columns: &Range<usize>, references: Argument, e: Argument) -> Result<()> {
+        let tokens = self.tokens();
+        let (kernels, inputs, width) = (self.kernels, self.inputs, self.inputs.width);
+        let call = kernels
+            .call(KernelKind::LogitsSoftmax)?
+            .set([
+                ("x", inputs.x.from(0)),
+                ("x_stride", I64(width as i64)),
+                ("w", self.w(columns.start)),
+                ("w_stride", I64(width as i64)),
+                ("tokens", I32(tokens as i32)),
+                ("hidden", I32(width as i32)),
+                ("first_column", I32(columns.start as i32)),
+                ("columns", I32(columns.len() as i32)),
+                ("classes", I32(self.pass.w.rows() as i32)),
+                ("targets", inputs.targets.from(0)),
+                ("references", references),
+                ("partials", self.partials.from(0)),
+                ("partial_stride", I64(tokens as i64)),
+                ("e", e),
+                ("peaks", Pointer(0)),
+            ])
+            .uniforms(|name| self.pass.inputs.uniform(name))?
+            .columns(|name| (name == "bias").then(|| pointer(inputs.bias.as_ref())))?;
+        call.launch(logits_blocks(tokens, columns.len()))
+    }
+
+    fn accumulate(
+        &self,
+        rows: &Rows,
+        chunk: usize,
+        columns: &Range<usize>,
+        e: Argument,
+        previous: Argument,
+        e_references: Argument,
+    ) -> Result<()> {
+        let (tokens, width) = (self.tokens(), self.inputs.width);
+        let call = self.kernels.call(KernelKind::Accumulate)?.set([
+            ("e", e),
+            ("w", self.w(columns.start)),
+            ("w_stride", I64(width as i64)),
+            ("tokens", I32(tokens as i32)),
+            ("hidden", I32(width as i32)),
+            ("columns", I32(columns.len() as i32)),
+            ("a", pointer(rows.a.as_ref())),
+            ("a_stride", I64(width as i64)),
+            ("first", I32(i32::from(chunk == 0))),
+            ("previous", previous),
+            ("references", rows.state_part(0)),
+            ("e_references", e_references),
+        ]);
+        call.launch(accumulate_blocks(tokens, width))
+    }
+}
+
+/// Room for the saved values of a shard.
+pub(super) fn saved(kernels: &Kernels, pass: &SPass<'_>) -> Result<Saved> {
+    Saved::new(kernels, pass.rows.len(), pass.w.rows())
+}
