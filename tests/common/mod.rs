@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use vocabfuse::problem::{self, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
-    Batch, Counters, Cpu, CrossEntropy, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy,
+    Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy,
     Reduction, Shard, ShardLayout, Target, Upstream,
 };
 
@@ -95,15 +95,20 @@ fn convert<T: Element>(values: &[f32], from: fn(f32) -> T) -> Vec<T> {
 }
 
 /// Runs S, C1 and T on every rank of the case. dW and dbias begin at zero.
-pub fn run(cpu: &Cpu, case: &Case, tensors: &Tensors) -> Result<Run, Error> {
+pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run, Error> {
     match case.dtype {
-        Dtype::F32 => run_as::<f32>(cpu, case, tensors, |v| v),
-        Dtype::Bf16 => run_as::<bf16>(cpu, case, tensors, bf16::from_f32),
-        Dtype::F16 => run_as::<f16>(cpu, case, tensors, f16::from_f32),
+        Dtype::F32 => run_as::<f32, D>(device, case, tensors, |v| v),
+        Dtype::Bf16 => run_as::<bf16, D>(device, case, tensors, bf16::from_f32),
+        Dtype::F16 => run_as::<f16, D>(device, case, tensors, f16::from_f32),
     }
 }
 
-fn run_as<T: Element>(cpu: &Cpu, case: &Case, tensors: &Tensors, from: fn(f32) -> T) -> Result<Run, Error> {
+fn run_as<T: Element, D: Device>(
+    device: &D,
+    case: &Case,
+    tensors: &Tensors,
+    from: fn(f32) -> T,
+) -> Result<Run, Error> {
     let layout = ShardLayout::from_bounds(&case.bounds)?;
     // Rows lie apart, and what lies between them is poison.
     let (x_stride, w_stride) = (case.hidden + 3, case.hidden + 1);
@@ -129,7 +134,7 @@ fn run_as<T: Element>(cpu: &Cpu, case: &Case, tensors: &Tensors, from: fn(f32) -
     };
     let items: Vec<_> = Local::group(layout.ranks()).into_iter().zip(dw_parts).zip(dbias_parts).collect();
     let results = vocabfuse::ranks::each(items, |rank, ((comm, dw), dbias)| {
-        let layer = OutputLayer::new(cpu, &layout, rank, case.loss, case.policy)?;
+        let layer = OutputLayer::new(device, &layout, rank, case.loss, case.policy)?;
         let range = layout.range(rank);
         let batch = Batch { x, targets: &tensors.targets, upstream: tensors.upstream.as_deref() };
         let shard = Shard { weight: w.row_range(range.clone())?, bias: tensors.bias.as_deref().map(|b| &b[range]) };

@@ -1,0 +1,205 @@
+//! The layer on the PTX interpreter: the CUDA kernels and the host code that a GPU runs, on any machine.
+//!
+//! Every launch is checked for races and for reads of memory that nothing wrote. The kernels are compiled by NVRTC, which
+//! `cargo xtask test` installs into `target/nvrtc`.
+
+mod common;
+
+use common::{Case, Run, Tensors, check, run, same};
+use vocabfuse_runtime::{Algorithm, CrossEntropy, Dtype, Error, Gpu, Policy, Precision, Ptx, Reduction, Save};
+
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::Two, Algorithm::One, Algorithm::Naive];
+const SAVES: [Save; 2] = [Save::No, Save::Yes];
+const CHUNK: usize = 512;
+const SCHEDULES: u64 = 8;
+
+fn device() -> (Ptx, Gpu) {
+    let ptx = Ptx::new("sm_80").unwrap();
+    let gpu = Gpu::ptx(&ptx).unwrap();
+    (ptx, gpu)
+}
+
+fn policy(algorithm: Algorithm, save: Save) -> Policy {
+    Policy { algorithm, save, chunk: Some(CHUNK), memory_budget: None }
+}
+
+fn per_token() -> CrossEntropy {
+    CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() }
+}
+
+/// Runs a case and checks every launch.
+fn clean(ptx: &Ptx, gpu: &Gpu, case: &Case, tensors: &Tensors) -> Run {
+    let run = run(gpu, case, tensors).unwrap_or_else(|e| panic!("{e} in {case:?}"));
+    let report = ptx.take_report();
+    assert!(report.is_clean(), "{:#?} {:#?} in {case:?}", report.races, report.uninitialized);
+    assert_eq!(report.bank_conflicts, 0, "{case:?}");
+    assert!(report.products > 0 && report.copied_sectors * 32 <= report.copied_bytes * 21 / 20, "{report:?}");
+    run
+}
+
+fn same_outputs(a: &Run, b: &Run) -> bool {
+    let (a, b) = (&a.out, &b.out);
+    let dbias = a.dbias.iter().zip(&b.dbias).all(|(a, b)| same(a, b));
+    same(&a.loss, &b.loss) && same(&a.lse, &b.lse) && same(&a.dx, &b.dx) && same(&a.dw, &b.dw) && dbias
+}
+
+/// Ragged sizes, every fifth token ignored, a bias, all algorithms, one to three uneven ranks; schedules change no bit.
+fn every_way(dtype: Dtype) {
+    let (ptx, gpu) = device();
+    for bounds in [vec![0, 1000], vec![0, 263, 1000], vec![0, 137, 650, 1000]] {
+        for algorithm in ALGORITHMS {
+            for save in SAVES {
+                let case = Case {
+                    dtype,
+                    bounds: bounds.clone(),
+                    bias: true,
+                    upstream: true,
+                    policy: policy(algorithm, save),
+                    ..Case::new(70, 136, 1000)
+                };
+                let tensors = Tensors::random(&case);
+                ptx.reseed(0);
+                let first = clean(&ptx, &gpu, &case, &tensors);
+                check(&case, &tensors, &first).unwrap();
+                let barriers = [Algorithm::Two, Algorithm::One, Algorithm::Naive].iter().position(|a| *a == algorithm);
+                assert!(first.counters.iter().all(|c| Some(c.barriers as usize) == barriers.map(|b| b + 1)));
+                for seed in 1..SCHEDULES {
+                    ptx.reseed(seed);
+                    let other = clean(&ptx, &gpu, &case, &tensors);
+                    assert!(same_outputs(&first, &other), "schedule {seed} of {case:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_way_of_running_agrees_in_bf16() {
+    every_way(Dtype::Bf16);
+}
+
+#[test]
+fn every_way_of_running_agrees_in_f16() {
+    every_way(Dtype::F16);
+}
+
+#[test]
+fn tf32_agrees_with_f32_to_its_precision() {
+    let (ptx, gpu) = device();
+    for (precision, allowed) in [(Precision::Tf32, 2e-3), (Precision::Tf32x3, 2e-6)] {
+        let gpu = gpu.clone().with_precision(Some(precision));
+        for save in SAVES {
+            let case = Case { bias: true, policy: policy(Algorithm::Two, save), ..Case::new(40, 50, 700) };
+            let tensors = Tensors::random(&case);
+            let out = run(&gpu, &case, &tensors).unwrap().out;
+            assert!(ptx.take_report().is_clean());
+            let truth = common::truth(&case, &tensors);
+            for (name, got, want) in
+                [("loss", &out.loss, &truth.loss), ("dx", &out.dx, &truth.dx), ("dw", &out.dw, &truth.dw)]
+            {
+                let error = vocabfuse::reference::largest_error(got, want);
+                assert!(error < allowed, "{name}: {error:e} with {precision}");
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_rows_stay_by_themselves() {
+    let (ptx, gpu) = device();
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        for save in SAVES {
+            // An empty shard, more than one tile of tokens, H of no whole number of 16-byte pieces.
+            let base = Case { dtype, loss: per_token(), policy: policy(Algorithm::Two, save), ..Case::new(140, 13, 600) };
+            let case = Case { bounds: vec![0, 200, 200, 600], ..base };
+            let mut tensors = Tensors::random(&case);
+            let plain = clean(&ptx, &gpu, &case, &tensors);
+            check(&case, &tensors, &plain).unwrap();
+
+            let (hidden, odd) = (case.hidden, 5);
+            tensors.x[odd * hidden] = f32::NAN;
+            let out = clean(&ptx, &gpu, &case, &tensors).out;
+            for row in 0..case.tokens {
+                let dx = |dx: &[f32]| dx[row * hidden..][..hidden].to_vec();
+                if row == odd {
+                    assert!(out.loss[row].is_nan() && out.lse[row].is_nan() && dx(&out.dx).iter().all(|v| v.is_nan()));
+                } else {
+                    assert!(same(&out.loss[row..=row], &plain.out.loss[row..=row]), "row {row}");
+                    assert!(same(&dx(&out.dx), &dx(&plain.out.dx)), "row {row}");
+                }
+            }
+
+            tensors = Tensors::random(&case);
+            tensors.bias = Some(vec![f32::NEG_INFINITY; case.vocab]);
+            let out = clean(&ptx, &gpu, &case, &tensors).out;
+            let counts = |row: &usize| tensors.targets[*row] != -100;
+            assert!((0..case.tokens).filter(counts).all(|row| out.loss[row].is_nan()));
+            let zero = |values: &[f32]| values.iter().all(|v| *v == 0.0);
+            assert!(zero(&out.dx) && zero(&out.dw) && zero(&out.dbias.unwrap()), "{dtype} {save}");
+        }
+    }
+}
+
+#[test]
+fn growing_logits_repair_the_reference() {
+    let (ptx, gpu) = device();
+    for algorithm in ALGORITHMS {
+        for save in SAVES {
+            // Every tile is far above the one before it.
+            let base = Case { dtype: Dtype::Bf16, policy: policy(algorithm, save), ..Case::new(9, 8, 1300) };
+            let case = Case { bounds: vec![0, 700, 1300], ..base };
+            let mut tensors = Tensors::random(&case);
+            tensors.bias = Some((0..case.vocab).map(|v| (v / 200) as f32 * 30.0).collect());
+            tensors.targets = (0..9).map(|i| i * 140).collect();
+            check(&case, &tensors, &clean(&ptx, &gpu, &case, &tensors)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn nothing_to_do_is_done() {
+    let (ptx, gpu) = device();
+    for (tokens, ignore) in [(0, -100), (6, 3)] {
+        for algorithm in ALGORITHMS {
+            let loss = CrossEntropy { ignore_index: Some(ignore), ..CrossEntropy::default() };
+            let base = Case { dtype: Dtype::Bf16, loss, policy: policy(algorithm, Save::Yes), ..Case::new(tokens, 8, 40) };
+            let case = Case { bounds: vec![0, 10, 40], bias: true, ..base };
+            let mut tensors = Tensors::random(&case);
+            tensors.targets = vec![ignore; tokens];
+            let out = run(&gpu, &case, &tensors).unwrap().out;
+            let zero = |values: &[f32]| values.iter().all(|v| *v == 0.0);
+            assert!(zero(&out.loss) && zero(&out.lse) && zero(&out.dx) && zero(&out.dw) && zero(&out.dbias.unwrap()));
+            assert!(ptx.take_report().is_clean());
+        }
+    }
+}
+
+#[test]
+fn what_no_kernel_covers_is_refused_with_what_is() {
+    let (_, gpu) = device();
+    let case = Case { policy: policy(Algorithm::Two, Save::No), ..Case::new(4, 8, 40) };
+    let error = |gpu: &Gpu, case: &Case| run(gpu, case, &Tensors::random(case)).unwrap_err();
+    let exact = error(&gpu, &case).to_string();
+    assert!(exact.contains("dtype f32 with precision tf32 or tf32x3"), "{exact}");
+    let bf16 = Case { dtype: Dtype::Bf16, ..case };
+    let tf32 = error(&gpu.clone().with_precision(Some(Precision::Tf32)), &bf16).to_string();
+    assert!(tf32.contains("dtype bf16 or f16 without a precision"), "{tf32}");
+    assert!(matches!(Ptx::new("sm_90a"), Err(Error::Option { option: "device", .. })));
+}
+
+#[test]
+fn ranks_of_a_group_share_a_device() {
+    use vocabfuse_runtime::{Batch, Local, Matrix, OutputLayer, Shard, ShardLayout};
+    let layout = ShardLayout::even(4, 2).unwrap();
+    let (x, w) = ([half::bf16::ONE; 8], [half::bf16::ONE; 16]);
+    let results = vocabfuse::ranks::each(Local::group(2), |rank, comm| {
+        let (_, gpu) = device();
+        let policy = policy(Algorithm::Two, Save::No);
+        let layer = OutputLayer::new(&gpu, &layout, rank, CrossEntropy::default(), policy)?;
+        let weight = Matrix::new(&w, 2, 8)?;
+        let batch = Batch { x: Matrix::new(&x, 1, 8)?, targets: &[1], upstream: None };
+        layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&comm)?.wait().map(|_| ())
+    });
+    let error = results.unwrap_err();
+    assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+}
