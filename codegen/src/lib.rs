@@ -6,6 +6,7 @@
 
 pub mod builder;
 pub mod compile;
+pub mod cuda;
 pub mod emit;
 pub mod error;
 pub mod loss;

@@ -1,0 +1,139 @@
+//! How a host runs the CUDA kernels.
+//!
+//! Every kernel is launched with a grid along x of as many blocks as the function here that is named for it says, and
+//! with the block and dynamic shared memory of its manifest entry ([`crate::manifest::Entry`]). Parameters are those of
+//! the entry, in order. Counts are `i32`, strides `i64` in elements. A kernel with nothing to do is not launched: all
+//! counts are at least 1. No kernel needs a value that the host would have to read back, so the whole sequence can be
+//! captured in a graph.
+//!
+//! # Buffers of a rank
+//!
+//! N tokens, H, V_d classes of the shard, chunk C, T = C / 256 tiles of columns, S statistics. `stride` is any number
+//! of at least N; buffers begin at multiples of 16 bytes and need not be cleared.
+//!
+//! | buffer | extent | holds |
+//! |---|---|---|
+//! | `state` | f32 `[1 + S][stride]` | the reference of each row (log2 units), then its statistics in the order of the bindings |
+//! | `partials` | f32 `[1 + S][T][stride]` | the same for each tile of one chunk |
+//! | `previous` | f32 `[N]` | references before the chunk |
+//! | `e` | elements `[N][C]` | E = 2^(y - reference) of one chunk, target column 0; Q of one chunk in pass T |
+//! | `a` | f32 `[N][a_stride]` | A |
+//! | `saved` | elements `[chunks][N][C]` | E of all chunks, only when saving; instead of `e` |
+//! | `saved_references` | f32 `[chunks][stride]` | what each chunk of `saved` is relative to |
+//! | `peaks` | f32 `[T of all chunks][stride]` | largest logit of each row and tile, log2 units; only for filtering |
+//! | `column_partials` | f32 `[tiles of 128 tokens][C]` | column sums of Q; only if somebody wants a column gradient |
+//! | `outputs` | f32 `[outputs of finish][stride]` | loss, lse, a_factor, target_factor, ... in the order of the bindings |
+//! | `scale` | f32 `[2]` | what Q is multiplied by, and its inverse; f16 only |
+//! | `skip` | bytes `[T of all chunks][tiles of 128 tokens]` | tiles that pass T leaves out; only for filtering |
+//!
+//! Tokens are rows of X in order. If some are ignored, X is first gathered with `gather_rows` (`ids` = rows that count),
+//! and `finish` scatters dX with `rows`. Targets are ids within the shard, -1 where another shard owns them.
+//!
+//! `X` and `W` are the caller's. Where one begins elsewhere than at a multiple of 16 bytes, or H or a row stride is no
+//! multiple of 16 bytes, products that read it need the kernel of [`crate::KernelSpec::narrow`].
+//!
+//! # Pass S
+//!
+//! For each chunk, `first_column..first_column + columns` of the shard:
+//!
+//! 1. `logits_softmax`: `w` = row `first_column` of W, `classes` = V_d, `references` = `state`, or null for the first
+//!    chunk; `e` = the chunk's E, or null when only statistics are wanted; `peaks` from the chunk's first tile on, or null;
+//!    column inputs are those of the whole shard, or null.
+//! 2. `reduce_statistics`: brings the tiles together, repairs E where a tile has a reference of its own, and writes
+//!    `previous` and `saved_references` (each may be null). `first` = 1 for the first chunk: nothing is read from `state`.
+//! 3. `accumulate`, for algorithm two only: `first` as above, `previous`, `references` = `state`, `e_references` = null.
+//!
+//! A shard without classes has reference -2^126 and statistics 0 (the identity), which the host copies to `state`.
+//!
+//! # C1
+//!
+//! `merge` adds another rank's `state` and (unless `a` is null) A to this rank's. With merged rows, `finish` computes
+//! results and dX: `references` = `state`, row inputs `state + stride` times position, target rows packed or W itself
+//! with `target_index` = targets (-1: none), `rows` = row of dX of each token, or null for the same; `a` null computes
+//! results only.
+//!
+//! Algorithms one and naive run pass S without step 3, merge `state` only, give every rank the merged `state` and then
+//! compute A relative to it, chunk by chunk. With saved E: `accumulate` with `previous` = null, `e_references` = the
+//! chunk's saved references. Without: `logits_softmax` with `references` = `state` (no tile takes another reference then,
+//! so `reduce_statistics` is left out; `partials` is scratch), and `accumulate` with `previous` and `e_references` null.
+//! The A of the ranks are then plain sums.
+//!
+//! # Pass T
+//!
+//! `references` = merged references, row inputs from `outputs`, `upstream` times whatever is known by now.
+//!
+//! 1. f16: `gradient_scale` once, with `bound` = the largest |Q| for an upstream gradient of 1 (cross-entropy: |logit
+//!    scale|). Otherwise `scale` is null everywhere.
+//! 2. Filtering: `filter_tiles` for each chunk; `log2_threshold` = log2 of the probability under which a tile is left out.
+//! 3. For each chunk `saved_gradient`, which turns saved E into Q in place, or `logits_gradient`, which writes Q to `e`.
+//!    `column_partials` may be null.
+//! 4. If a column gradient is wanted, `reduce_columns` with `gradient` from the chunk's first column on.
+//! 5. `weight_grad`: `dw` = row `first_column` of dW; `beta` = 0 overwrites it, 1 adds; `skip` from the chunk's first tile
+//!    on with `skip_stride` bytes from a tile of columns to the next, or null.
+//!
+//! # Input layer
+//!
+//! `gather_rows` copies `table[ids[i]]`, or zeros where `ids[i]` is negative. `scatter_add` adds rows into a table of f32:
+//! block b adds `rows[order[i]]` for i in `starts[b]..starts[b + 1]` to `table[ids[b]]` in that order. The ids of a call
+//! differ, so that the sum does not depend on the order of blocks.
+
+use crate::plan::sm80::{REDUCE_ROWS, TILE_COLUMNS, TILE_TOKENS, plan};
+use crate::spec::{Dtype, KernelKind};
+
+/// Blocks of `logits_softmax` and `logits_gradient` for some tokens and columns of a chunk.
+pub fn logits_blocks(tokens: usize, columns: usize) -> usize {
+    product_blocks(KernelKind::LogitsSoftmax, tokens, columns)
+}
+
+/// Blocks of `accumulate`.
+pub fn accumulate_blocks(tokens: usize, hidden: usize) -> usize {
+    product_blocks(KernelKind::Accumulate, tokens, hidden)
+}
+
+/// Blocks of `weight_grad` for some columns of a chunk.
+pub fn weight_grad_blocks(columns: usize, hidden: usize) -> usize {
+    product_blocks(KernelKind::WeightGrad, columns, hidden)
+}
+
+fn product_blocks(kernel: KernelKind, rows: usize, columns: usize) -> usize {
+    // Tiles are the same for all dtypes.
+    let plan = plan(kernel, Dtype::Bf16);
+    rows.div_ceil(plan.m) * columns.div_ceil(plan.n)
+}
+
+/// Tiles of tokens: rows of `column_partials` and of flags.
+pub fn token_tiles(tokens: usize) -> usize {
+    tokens.div_ceil(TILE_TOKENS)
+}
+
+/// Tiles of columns: rows of `partials`, `peaks` and flags.
+pub fn column_tiles(columns: usize) -> usize {
+    columns.div_ceil(TILE_COLUMNS)
+}
+
+/// Blocks of `saved_gradient` and `filter_tiles` for some tokens and columns of a chunk.
+pub fn tile_blocks(tokens: usize, columns: usize) -> usize {
+    token_tiles(tokens) * column_tiles(columns)
+}
+
+/// Blocks of `reduce_statistics`.
+pub fn reduce_blocks(tokens: usize) -> usize {
+    tokens.div_ceil(REDUCE_ROWS)
+}
+
+/// Blocks of `reduce_columns` for some columns of a chunk.
+pub fn reduce_columns_blocks(columns: usize) -> usize {
+    columns.div_ceil(256)
+}
+
+/// Blocks of `merge`, `finish` and `gather_rows` (a row each); of `scatter_add` (an id each); of `gradient_scale` (one).
+pub fn row_blocks(rows: usize) -> usize {
+    rows
+}
+
+/// Whether rows at `address` (in bytes), of `columns` elements and `stride` elements apart, need the kernels of
+/// [`crate::KernelSpec::narrow`].
+pub fn is_narrow(address: u64, columns: usize, stride: usize, dtype: Dtype) -> bool {
+    let bytes = |elements: usize| elements * dtype.size();
+    !address.is_multiple_of(16) || !bytes(columns).is_multiple_of(16) || !bytes(stride).is_multiple_of(16)
+}
