@@ -3,7 +3,7 @@
 use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_module, emit_prelude};
 use crate::error::Error;
 use crate::loss::{Loss, cross_entropy};
-use crate::manifest::{Entry, manifest};
+use crate::manifest::{Entry, Manifest};
 use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -170,7 +170,7 @@ impl Builder {
         let cuda: Vec<&Kernel> = kernels.iter().filter(|k| k.spec.target.is_cuda()).collect();
         if !cuda.is_empty() {
             files.insert("cuda/mod.rs".to_owned(), emit_cuda_module(&cuda)?);
-            files.insert("cuda/manifest.json".to_owned(), manifest(&self.entries()?));
+            files.insert("cuda/manifest.json".to_owned(), Manifest::new(self.entries()?).to_json());
             for kernel in cuda {
                 files.insert(format!("cuda/{}.cu", kernel.name), kernel.text.clone());
             }

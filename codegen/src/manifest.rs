@@ -101,6 +101,42 @@ pub struct Entry {
     pub resources: Option<Resources>,
 }
 
+/// The entries of a set of kernels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the generator.
+    pub version: String,
+    /// One entry a kernel.
+    pub kernels: Vec<Entry>,
+}
+
+impl Manifest {
+    /// The manifest of entries.
+    pub fn new(kernels: Vec<Entry>) -> Manifest {
+        Manifest { version: env!("CARGO_PKG_VERSION").to_owned(), kernels }
+    }
+
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// The parser's error, with the place in the text.
+    pub fn parse(text: &str) -> Result<Manifest, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+
+    /// As JSON, with each entry on a line of its own.
+    pub fn to_json(&self) -> String {
+        let line = |entry: &Entry| format!("    {}", serde_json::to_string(entry).unwrap_or_default());
+        let lines: Vec<String> = self.kernels.iter().map(line).collect();
+        format!("{{\n  \"version\": {:?},\n  \"kernels\": [\n{}\n  ]\n}}\n", self.version, lines.join(",\n"))
+    }
+
+    /// The entry of a kernel.
+    pub fn find(&self, name: &str) -> Option<&Entry> {
+        self.kernels.iter().find(|e| e.name == name)
+    }
+}
+
 impl Type {
     /// Spelling in CUDA.
     pub fn cuda(self) -> &'static str {
@@ -135,13 +171,6 @@ impl Type {
             Type::F32 => "f32".to_owned(),
         }
     }
-}
-
-/// A manifest: one JSON object with the entries, each on a line of its own.
-pub fn manifest(entries: &[Entry]) -> String {
-    let line = |entry: &Entry| format!("    {}", serde_json::to_string(entry).unwrap_or_default());
-    let lines: Vec<String> = entries.iter().map(line).collect();
-    format!("{{\n  \"version\": \"{}\",\n  \"kernels\": [\n{}\n  ]\n}}\n", env!("CARGO_PKG_VERSION"), lines.join(",\n"))
 }
 
 /// Hash of what a host relies on when it launches a kernel. FNV-1a: stable over versions of Rust, unlike the standard

@@ -1,14 +1,14 @@
 //! What decides a kernel's text: everything, and nothing else does.
 
 use crate::error::SpecError;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
 macro_rules! spelled {
     ($(#[$doc:meta])* $name:ident, $option:literal { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum $name { $($(#[$vdoc])* $variant),* }
 
         impl $name {
@@ -232,7 +232,7 @@ pub fn check_chunk(chunk: usize) -> Result<usize, SpecError> {
 }
 
 /// Description of one kernel. Equal specifications give equal text.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct KernelSpec {
     /// Which kernel.
     pub kernel: KernelKind,
@@ -245,7 +245,7 @@ pub struct KernelSpec {
     pub precision: Option<Precision>,
     /// Whether rows of X and W may begin anywhere, and not only at multiples of 16 bytes; only for matrix products on CUDA
     /// targets, which are slower then.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub narrow: bool,
     /// Chunk of the vocabulary; only for kernels that depend on it.
     pub chunk: Option<usize>,

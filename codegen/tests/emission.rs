@@ -3,7 +3,8 @@
 use minijinja::context;
 use vocabfuse_codegen::emit::emit;
 use vocabfuse_codegen::render::render;
-use vocabfuse_codegen::{Builder, Dtype, Error, KernelKind, KernelSpec, SpecError, Target, cross_entropy};
+use vocabfuse_codegen::manifest::Manifest;
+use vocabfuse_codegen::{Builder, Dtype, Error, KernelKind, KernelSpec, Precision, SpecError, Target, cross_entropy};
 
 fn text(kernel: KernelKind, target: Target, dtype: Dtype) -> String {
     let loss = cross_entropy().unwrap();
@@ -22,6 +23,60 @@ fn kernels_of_each_kind() {
     );
     insta::assert_snapshot!("merge_avx512", text(KernelKind::Merge, Target::Avx512, Dtype::F32));
     insta::assert_snapshot!("finish_avx2_bf16", text(KernelKind::Finish, Target::Avx2, Dtype::Bf16));
+}
+
+#[test]
+fn cuda_kernels_of_each_kind() {
+    insta::assert_snapshot!("logits_softmax_sm80_bf16", text(KernelKind::LogitsSoftmax, Target::Sm80, Dtype::Bf16));
+    insta::assert_snapshot!("weight_grad_sm80_f16", text(KernelKind::WeightGrad, Target::Sm80, Dtype::F16));
+    insta::assert_snapshot!("saved_gradient_sm80_bf16", text(KernelKind::SavedGradient, Target::Sm80, Dtype::Bf16));
+    insta::assert_snapshot!("finish_sm80_f16", text(KernelKind::Finish, Target::Sm80, Dtype::F16));
+}
+
+#[test]
+fn cuda_manifest_is_read_back() {
+    let entries = Builder::cuda().chunks(&[2048]).entries().unwrap();
+    let manifest = Manifest::new(entries);
+    assert_eq!(Manifest::parse(&manifest.to_json()).unwrap(), manifest);
+    let names: Vec<&str> = manifest.kernels.iter().map(|e| e.name.as_str()).collect();
+    insta::assert_snapshot!("cuda_names", names.join("\n"));
+    let of = |kernel: &str| manifest.kernels.iter().find(|e| e.name.starts_with(kernel)).unwrap();
+    let softmax = of("logits_softmax__cross_entropy_bf16");
+    assert_eq!((softmax.block, softmax.dynamic_shared), (256, 98304));
+    assert_eq!(softmax.bindings.statistics, ["rest", "target_logit"]);
+    assert_eq!(softmax.parameters[0].ty, "*const bf16");
+    assert_ne!(softmax.abi, of("logits_softmax__cross_entropy_f16").abi, "the types of pointers are part of it");
+    assert_ne!(softmax.abi, of("accumulate").abi);
+}
+
+#[test]
+fn cuda_specifications_name_what_is_supported() {
+    let spec = |kernel, dtype, precision| {
+        KernelSpec::with_precision(kernel, Target::Sm80, dtype, precision, 2048, "cross_entropy").map(|s| s.name())
+    };
+    let error = spec(KernelKind::LogitsSoftmax, Dtype::F32, None).unwrap_err().to_string();
+    assert!(error.contains("f32 without a precision") && error.contains("tf32x3"), "{error}");
+    let error = spec(KernelKind::Accumulate, Dtype::Bf16, Some(Precision::Tf32)).unwrap_err().to_string();
+    assert!(error.contains("precision tf32 for dtype bf16"), "{error}");
+    let error = spec(KernelKind::PackTokens, Dtype::Bf16, None).unwrap_err().to_string();
+    assert!(error.contains("pack_tokens on target sm_80") && error.contains("logits_softmax"), "{error}");
+    let error = KernelSpec::new(KernelKind::Accumulate, Target::Avx2, Dtype::F32, 512, "x").unwrap_err().to_string();
+    assert!(error.contains("accumulate on target avx2"), "{error}");
+    let error = spec(KernelKind::GradientScale, Dtype::Bf16, None).unwrap_err().to_string();
+    assert!(error.contains("dtype f16"), "{error}");
+    assert_eq!(
+        spec(KernelKind::LogitsSoftmax, Dtype::F32, Some(Precision::Tf32x3)).unwrap(),
+        "logits_softmax__cross_entropy_f32_tf32x3_c2048__sm80_m128n256k16s4"
+    );
+    let narrow = KernelSpec::new(KernelKind::WeightGrad, Target::Sm80, Dtype::F16, 512, "x").unwrap().narrow();
+    assert_eq!(narrow.name(), "weight_grad__f16_narrow_c512__sm80_m128n256k32s4");
+}
+
+#[test]
+fn the_default_cuda_set_is_emitted_within_a_second() {
+    let start = std::time::Instant::now();
+    assert!(Builder::cuda().files().unwrap().len() > 40);
+    assert!(start.elapsed().as_secs_f64() < 1.0, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -54,7 +109,7 @@ fn bad_specifications_name_the_parameter() {
     let error = KernelSpec::new(KernelKind::LogitsSoftmax, Target::Amx, Dtype::F16, 512, "x").unwrap_err().to_string();
     assert!(error.contains("dtype f16 on target amx") && error.contains("bf16"), "{error}");
     let error = "avx1024".parse::<Target>().unwrap_err().to_string();
-    assert_eq!(error, "target \"avx1024\" is unknown; expected one of: scalar, avx2, avx512, amx");
+    assert_eq!(error, "target \"avx1024\" is unknown; expected one of: scalar, avx2, avx512, amx, sm_80");
 }
 
 #[test]
@@ -81,7 +136,8 @@ fn every_template_is_used_and_has_no_stray_syntax() {
     for path in vocabfuse_templates::PATHS {
         assert!(vocabfuse_templates::get(path).is_some_and(|t| !t.is_empty()), "{path}");
     }
-    for (name, text) in Builder::new().files().unwrap() {
+    let files = Builder::new().files().unwrap().into_iter().chain(Builder::cuda().files().unwrap());
+    for (name, text) in files {
         for mark in ["<|", "|>", "<%", "%>", "//$"] {
             assert!(!text.contains(mark), "{name} still has {mark}");
         }

@@ -10,6 +10,8 @@ pub mod nvrtc;
 pub mod occupancy;
 pub mod roofline;
 pub mod sass;
+#[cfg(feature = "nvrtc")]
+pub mod tools;
 
 /// Why a kernel was not compiled, or why its result is refused.
 #[derive(Debug, thiserror::Error)]

@@ -47,7 +47,7 @@ pub fn entry(spec: &KernelSpec, loss: &Loss) -> Result<Entry, Error> {
 /// # Errors
 /// See [`Error`].
 pub fn emit_module(kernels: &[&Kernel]) -> Result<String, Error> {
-    let names: Vec<&str> = kernels.iter().map(|k| k.name.as_str()).collect();
+    let names: Vec<String> = kernels.iter().map(|k| k.name.clone()).collect();
     render("cuda/module.rs.in", "module of cuda", context! { version => env!("CARGO_PKG_VERSION"), names => names })
 }
 

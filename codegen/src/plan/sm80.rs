@@ -25,8 +25,6 @@ pub struct Plan {
     pub threads: usize,
     /// Dynamic shared memory in bytes.
     pub shared: usize,
-    /// Blocks that are to fit on a multiprocessor.
-    pub blocks: usize,
 }
 
 /// Rows (tokens) of a tile of E and Q.
@@ -42,10 +40,10 @@ pub fn plan(kernel: KernelKind, dtype: Dtype) -> Plan {
         let (m, n, stages) = (128, 256, 4);
         let k = 64 / dtype.size();
         // Eight tiles of 128 rows beside the columns that run with them: about a square for 108 to 132 blocks.
-        Plan { m, n, k, stages, group: 8, threads: 32 * (m / 64) * (n / 64), shared: stages * (m + n) * 64, blocks: 1 }
+        Plan { m, n, k, stages, group: 8, threads: 32 * (m / 64) * (n / 64), shared: stages * (m + n) * 64 }
     } else {
         let threads = if kernel == KernelKind::FilterTiles { TILE_TOKENS } else { 256 };
-        Plan { m: TILE_TOKENS, n: TILE_COLUMNS, k: 0, stages: 0, group: 0, threads, shared: 0, blocks: 1 }
+        Plan { m: TILE_TOKENS, n: TILE_COLUMNS, k: 0, stages: 0, group: 0, threads, shared: 0 }
     }
 }
 

@@ -3,7 +3,8 @@
 use super::device::Device;
 use super::problem::Problem;
 use std::ops::Range;
-use vocabfuse_codegen::plan::sm80::{REDUCE_ROWS, TILE_COLUMNS, TILE_TOKENS};
+use vocabfuse_codegen::cuda;
+use vocabfuse_codegen::plan::sm80::TILE_COLUMNS;
 use vocabfuse_codegen::{Dtype, KernelKind};
 use vocabfuse_ptx::Arg;
 
@@ -112,11 +113,11 @@ impl Shard {
     }
 
     fn row_tiles(&self) -> usize {
-        self.tokens.div_ceil(TILE_TOKENS)
+        cuda::token_tiles(self.tokens)
     }
 
     fn logits(&self, device: &mut Device, chunk: usize, columns: &Range<usize>, references: u64, e: u64) {
-        let tiles = self.row_tiles() * columns.len().div_ceil(TILE_COLUMNS);
+        let tiles = cuda::tile_blocks(self.tokens, columns.len());
         let peaks = self.peaks + (columns.start / TILE_COLUMNS * self.stride * 4) as u64;
         let w = self.w_of(device, columns.start);
         let _ = chunk;
@@ -143,7 +144,7 @@ impl Shard {
     }
 
     fn accumulate(&self, device: &mut Device, chunk: usize, columns: &Range<usize>, previous: u64, e_references: u64) {
-        let grid = self.row_tiles() * self.hidden.div_ceil(256);
+        let grid = cuda::accumulate_blocks(self.tokens, self.hidden);
         let arguments = [
             ("e", P(self.e_of(device, chunk))),
             ("w", P(self.w_of(device, columns.start))),
@@ -182,7 +183,7 @@ impl Shard {
                 ("previous", P(self.previous)),
                 ("saved_references", P(saved_references)),
             ];
-            device.run(KernelKind::ReduceStatistics, self.tokens.div_ceil(REDUCE_ROWS), &arguments);
+            device.run(KernelKind::ReduceStatistics, cuda::reduce_blocks(self.tokens), &arguments);
             if stages == Stages::All {
                 self.accumulate(device, index, columns, self.previous, 0);
             }
@@ -287,7 +288,7 @@ impl Shard {
         };
         for (index, columns) in self.chunks(device).iter().enumerate() {
             let q = self.e_of(device, index);
-            let tiles = self.row_tiles() * columns.len().div_ceil(TILE_COLUMNS);
+            let tiles = cuda::tile_blocks(self.tokens, columns.len());
             let shared = [
                 ("references", P(self.state)),
                 ("tokens", Arg::I32(self.tokens as i32)),
@@ -328,7 +329,7 @@ impl Shard {
                 ("gradient", P(dbias + 4 * columns.start as u64)),
                 ("beta", Arg::I32(1)),
             ];
-            device.run(KernelKind::ReduceColumns, columns.len().div_ceil(256), &arguments);
+            device.run(KernelKind::ReduceColumns, cuda::reduce_columns_blocks(columns.len()), &arguments);
             let (flags, flag_stride) = skip.unwrap_or((0, 0));
             let flags = if flags == 0 { 0 } else { flags + (columns.start / TILE_COLUMNS * flag_stride) as u64 };
             let arguments = [
@@ -345,7 +346,7 @@ impl Shard {
                 ("skip", P(flags)),
                 ("skip_stride", Arg::I64(flag_stride as i64)),
             ];
-            device.run(KernelKind::WeightGrad, columns.len().div_ceil(128) * hidden.div_ceil(256), &arguments);
+            device.run(KernelKind::WeightGrad, cuda::weight_grad_blocks(columns.len(), hidden), &arguments);
         }
         let after = |device: &Device, at, count| {
             device.read_floats(at, count).into_iter().map(|v| v - before).collect::<Vec<_>>()

@@ -1,8 +1,10 @@
 //! Emitted CUDA kernels, compiled by NVRTC and run by the PTX interpreter, against f64.
 
 mod device;
+mod gates;
 mod host;
 mod problem;
+mod rows;
 
 use device::Device;
 use host::{Layout, Shard, Stages};
@@ -247,4 +249,23 @@ fn tiles_under_the_threshold_are_left_out() {
     assert!(dw[256 * 40..512 * 40].iter().all(|v| *v == 0.0));
     let e = error(&dw, &expected.dw);
     assert!(e < 6e-3, "{e}");
+}
+
+#[test]
+fn copies_are_coalesced_and_the_epilogues_free_of_conflicts() {
+    let problem = Problem::new(128, 128, 512, Dtype::Bf16, 15);
+    let mut device = Device::new(Dtype::Bf16, None, 512, cross_entropy().unwrap(), 1);
+    let d = &mut device;
+    for saved in [true, false] {
+        let shard = Shard::new(d, &problem, 0..512, saved, Layout::PLAIN);
+        shard.s_pass(d, Stages::All);
+        let results = shard.finish(d, &problem);
+        shard.t_pass(d, &results, 0.0, None);
+    }
+    for (name, t) in &device.traffic {
+        println!("{name}: {t:?}");
+        // Every byte of every sector that moves is wanted; past the end of the inner dimension nothing moves.
+        assert_eq!(t.copy_bytes, 32 * t.copy_sectors, "{name}");
+        assert_eq!(t.matrix_load_conflicts + t.copy_conflicts + t.shared_conflicts, 0, "{name}");
+    }
 }

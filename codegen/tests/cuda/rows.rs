@@ -1,0 +1,73 @@
+//! Kernels of the input layer.
+
+use super::device::{Device, rounded};
+use super::problem::Numbers;
+use vocabfuse_codegen::{Dtype, KernelKind, cross_entropy};
+use vocabfuse_ptx::Arg;
+
+const P: fn(u64) -> Arg = Arg::Pointer;
+
+fn device(dtype: Dtype) -> Device {
+    Device::new(dtype, None, 512, cross_entropy().unwrap(), 3)
+}
+
+#[test]
+fn gathered_rows_are_copies_and_zeros() {
+    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+        // Rows of whole pieces, of parts of pieces, and such that do not begin at 16 bytes.
+        for (columns, stride, pad) in [(64, 64, 0), (600, 608, 0), (37, 40, 0), (64, 64, 1), (64, 65, 0)] {
+            let mut d = device(dtype);
+            let mut numbers = Numbers(77);
+            let table: Vec<f64> = (0..10 * stride).map(|_| rounded(numbers.next(), dtype)).collect();
+            let ids = [3, -1, 9, 3, 0, -5];
+            let (from, to) = (d.elements(&table, pad), d.room(ids.len() * columns * dtype.size()));
+            let id_list = d.ints(&ids);
+            let arguments = [
+                ("table", P(from)),
+                ("table_stride", Arg::I64(stride as i64)),
+                ("ids", P(id_list)),
+                ("columns", Arg::I32(columns as i32)),
+                ("out", P(to)),
+                ("out_stride", Arg::I64(columns as i64)),
+            ];
+            d.run(KernelKind::GatherRows, ids.len(), &arguments);
+            let found = d.read_elements(to, ids.len() * columns);
+            for (row, id) in found.chunks(columns).zip(ids) {
+                let zeros = vec![0.0; columns];
+                let expected = if id < 0 { &zeros[..] } else { &table[id as usize * stride..][..columns] };
+                assert_eq!(row, expected, "{dtype} {columns} {stride} {pad} id {id}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scattered_rows_add_up_in_order() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let (columns, stride) = (300, 304);
+        let mut d = device(dtype);
+        let mut numbers = Numbers(78);
+        let rows: Vec<f64> = (0..6 * stride).map(|_| rounded(numbers.next(), dtype)).collect();
+        let before: Vec<f32> = (0..8 * columns).map(|_| numbers.next() as f32).collect();
+        let (from, table) = (d.elements(&rows, 0), d.floats(&before));
+        let (ids, starts, order) = (d.ints(&[5, 0, 7]), d.ints(&[0, 3, 4, 6]), d.ints(&[4, 0, 2, 1, 3, 5]));
+        let arguments = [
+            ("rows", P(from)),
+            ("row_stride", Arg::I64(stride as i64)),
+            ("ids", P(ids)),
+            ("starts", P(starts)),
+            ("order", P(order)),
+            ("columns", Arg::I32(columns as i32)),
+            ("table", P(table)),
+            ("table_stride", Arg::I64(columns as i64)),
+        ];
+        d.run(KernelKind::ScatterAdd, 3, &arguments);
+        let mut expected = before;
+        for (id, list) in [(5, vec![4, 0, 2]), (0, vec![1]), (7, vec![3, 5])] {
+            for row in list {
+                (0..columns).for_each(|c| expected[id * columns + c] += rows[row * stride + c] as f32);
+            }
+        }
+        assert_eq!(d.read_floats(table, 8 * columns), expected, "{dtype}: bit by bit");
+    }
+}
