@@ -156,6 +156,28 @@ fn run_takes_all_options() {
 }
 
 #[test]
+fn run_interprets_the_kernels_of_a_gpu() {
+    let folder = Folder::new(&bytes(&tensors()));
+    let report = folder
+        .run(&[
+            "--device",
+            "ptx:sm_80",
+            "--dtype",
+            "bf16",
+            "--bounds",
+            "0,5,5,40",
+            "--chunk",
+            "512",
+            "--check",
+            "--json",
+        ])
+        .json();
+    assert_eq!((&report["passed"], &report["device"]), (&Value::from(true), &Value::from("ptx:sm_80")));
+    assert_eq!((&report["interpreter"]["races"], &report["barriers"]), (&Value::from(0), &Value::from(1)));
+    assert!(report["kernels"].as_array().unwrap().iter().any(|k| k.as_str().unwrap().contains("sm80")), "{report}");
+}
+
+#[test]
 fn run_prints_tables() {
     let folder = Folder::new(&bytes(&tensors()));
     let ended = folder.run(&["--check", "--normalizer", "12.5"]);
@@ -287,9 +309,15 @@ fn unusable_options_are_refused() {
         ("--algorithm three", &["--algorithm", "naive, one, two"]),
         ("--save perhaps", &["--save", "auto, yes, no"]),
         ("--reduction product", &["--reduction", "none, sum, mean"]),
-        ("--device cuda:0", &["--device", "cuda:0", "cpu"]),
+        ("--device gpu", &["--device", "gpu", "cuda:N"]),
+        ("--device ptx:sm_20", &["--device", "sm_20", "ptx:sm_80"]),
+        // There is no such GPU anywhere, and mostly no driver either.
+        ("--device cuda:99", &["--device", "cuda:99"]),
+        ("--device ptx:sm_80 --dtype f32", &["precision", "tf32x3"]),
+        ("--device ptx:sm_80 --dtype bf16 --precision tf32", &["precision", "bf16"]),
         ("--communicator nccl", &["--communicator", "nccl", "local"]),
         ("--precision tf32", &["--precision", "exact"]),
+        ("--precision f64", &["--precision", "exact", "tf32x3"]),
         ("--logit-scale 0", &["--logit-scale", "other than 0"]),
         ("--logit-scale nan", &["--logit-scale", "finite"]),
         ("--normalizer 0", &["--normalizer", "above 0"]),

@@ -1,15 +1,17 @@
 //! `vocabfuse run`: the layer on tensors from a file.
 
 mod check;
+mod device;
 mod passes;
 mod report;
 
 use super::values::{self, PolicyArgs};
 use super::{Outcome, print_json, print_line};
 use anyhow::{Context, bail, ensure};
+use device::Opened;
 use std::path::{Path, PathBuf};
 use vocabfuse::tensors::{self, Elements, Inputs, Output};
-use vocabfuse::{Cpu, CrossEntropy, Dtype, Reduction, ShardLayout};
+use vocabfuse::{CrossEntropy, Device, Dtype, Precision, Ptx, Reduction, ShardLayout};
 
 /// Run cross-entropy and its gradients on tensors from a safetensors file
 ///
@@ -39,17 +41,17 @@ pub struct Args {
     /// Round x and w to this type first [default: the type of x, which w must share]
     #[arg(long, value_parser = values::dtype())]
     dtype: Option<Dtype>,
-    /// Arithmetic of the matrix products
-    #[arg(long, default_value = "exact", value_parser = ["exact"])]
-    precision: String,
+    /// Arithmetic of the matrix products: exact, or for f32 on a GPU tf32 or tf32x3
+    #[arg(long, default_value = "exact", value_parser = device::precision)]
+    precision: std::option::Option<Precision>,
     #[command(flatten)]
     policy: PolicyArgs,
     /// Bytes over inputs and outputs that a rank may use; needing more is an error [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = values::positive)]
     memory_budget: Option<usize>,
-    /// Where to run
-    #[arg(long, default_value = "cpu", value_parser = ["cpu"])]
-    device: String,
+    /// Where to run: cpu, cuda:0, or ptx:sm_80, which interprets the kernels of a GPU and checks them for races
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device::parse)]
+    device: device::Choice,
     /// Threads that the ranks share [default: one a processor]
     #[arg(long, value_name = "T", value_parser = values::threads)]
     threads: Option<usize>,
@@ -81,17 +83,39 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     check_folder(&args.output)?;
     let inputs = converted(tensors::read(&args.input)?, args.dtype)?;
     let layout = layout(args, inputs.vocab)?;
-    let cpu = Cpu::new(args.threads)?;
-    let policy = args.policy.policy(args.memory_budget);
-    let results = passes::run(&passes::Job { inputs: &inputs, layout: &layout, cpu: &cpu, loss, policy })?;
-    let check = if args.check { Some(check::check(&inputs, &loss, &results)?) } else { None };
+    match args.device.open(args.threads, args.precision)? {
+        Opened::Cpu(cpu) => run_on(args, &Task { inputs, layout, loss }, &cpu, cpu.name(), None),
+        Opened::Cuda(gpu) => run_on(args, &Task { inputs, layout, loss }, &gpu, gpu.name(), None),
+        Opened::Ptx(gpu, ptx) => run_on(args, &Task { inputs, layout, loss }, &gpu, gpu.name(), Some(&ptx)),
+    }
+}
 
-    let report = report::Report::new(&inputs, layout.ranks(), &cpu, &results, check.as_ref());
-    write(&args.output, &inputs, results, args.output_dtype)?;
+/// What to run, wherever it is.
+struct Task {
+    inputs: Inputs,
+    layout: ShardLayout,
+    loss: CrossEntropy,
+}
+
+fn run_on<D: Device>(args: &Args, task: &Task, device: &D, name: String, ptx: Option<&Ptx>) -> anyhow::Result<Outcome> {
+    let Task { inputs, layout, loss } = task;
+    let policy = args.policy.policy(args.memory_budget);
+    let results = passes::run(&passes::Job { inputs, layout, device, loss: *loss, policy })?;
+    let check = if args.check { Some(check::check(inputs, loss, &results)?) } else { None };
+
+    let found = ptx.map(Ptx::take_report);
+    let report = report::Report::new(inputs, layout.ranks(), name, &results, check.as_ref(), found.as_ref());
+    write(&args.output, inputs, results, args.output_dtype)?;
     if args.json {
         print_json(&report)?
     } else {
         print_line(&report.table())?
+    }
+    if let Some(found) = found.filter(|found| !found.is_clean()) {
+        let first = found.races.iter().chain(&found.uninitialized).next().map_or("", String::as_str);
+        let (races, reads) = (found.races.len(), found.uninitialized.len());
+        eprintln!("check failed: {races} races and {reads} reads of unwritten memory, the first in {first}");
+        return Ok(Outcome::FailedCheck);
     }
     match check.map(|c| c.failed()) {
         Some(failed) if !failed.is_empty() => {

@@ -6,14 +6,14 @@ use std::time::Instant;
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::Inputs;
 use vocabfuse::{
-    Batch, Counters, Cpu, CrossEntropy, Error, Gradients, Local, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+    Batch, Counters, CrossEntropy, Device, Error, Gradients, Local, OutputLayer, Policy, Shard, ShardLayout, Upstream,
 };
 
 /// What to run.
-pub struct Job<'a> {
+pub struct Job<'a, D: Device> {
     pub inputs: &'a Inputs,
     pub layout: &'a ShardLayout,
-    pub cpu: &'a Cpu,
+    pub device: &'a D,
     pub loss: CrossEntropy,
     pub policy: Policy,
 }
@@ -31,19 +31,19 @@ pub struct Results {
     pub counters: Counters,
     /// Milliseconds of S, combine and T.
     pub ms: [f64; 3],
-    /// Most bytes allocated at a time, besides inputs and outputs.
+    /// Most bytes that the process allocated at a time, besides inputs and outputs.
     pub peak_extra_bytes: usize,
 }
 
-pub fn run(job: &Job<'_>) -> Result<Results, Error> {
-    let Job { inputs, layout, cpu, loss, policy } = *job;
+pub fn run<D: Device>(job: &Job<'_, D>) -> Result<Results, Error> {
+    let Job { inputs, layout, device, loss, policy } = *job;
     let (tokens, hidden, vocab) = (inputs.tokens(), inputs.hidden, inputs.vocab);
     let x = inputs.x.matrix(tokens, hidden)?;
     let w = inputs.w.matrix(vocab, hidden)?;
     let batch = Batch { x, targets: &inputs.targets, upstream: inputs.upstream.as_deref() };
     let ranks = 0..layout.ranks();
-    let layers: Vec<OutputLayer> =
-        ranks.clone().map(|rank| OutputLayer::new(cpu, layout, rank, loss, policy)).collect::<Result<_, _>>()?;
+    let layers: Vec<OutputLayer<D>> =
+        ranks.clone().map(|rank| OutputLayer::new(device, layout, rank, loss, policy)).collect::<Result<_, _>>()?;
     let mut dw = vec![0.0; vocab * hidden];
     let mut dbias = inputs.bias.as_ref().map(|_| vec![0.0; vocab]);
 
@@ -51,7 +51,7 @@ pub fn run(job: &Job<'_>) -> Result<Results, Error> {
     let before = MEMORY.current_usage();
     // A pass ends on all ranks before the next begins, so that a rank that fails leaves nobody waiting.
     let start = Instant::now();
-    let partials = each(layers.iter().collect(), |rank, layer: &OutputLayer| {
+    let partials = each(layers.iter().collect(), |rank, layer: &OutputLayer<D>| {
         let rows = layout.range(rank);
         let bias = inputs.bias.as_ref().map(|b| &b[rows.clone()]);
         layer.s_pass(batch, Shard { weight: w.row_range(rows)?, bias })

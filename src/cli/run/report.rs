@@ -4,7 +4,7 @@ use super::check::{Check, Errors};
 use super::passes::Results;
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use vocabfuse::Cpu;
+use vocabfuse::PtxReport;
 use vocabfuse::tensors::Inputs;
 
 /// The JSON object of `run`.
@@ -25,11 +25,38 @@ pub struct Report {
     ms: Milliseconds,
     kernels: Vec<&'static str>,
     device: String,
+    /// What the PTX interpreter counted and found; only with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interpreter: Option<Interpreter>,
     tokens: usize,
     hidden: usize,
     vocab: usize,
     dtype: &'static str,
     ranks: usize,
+}
+
+#[derive(Serialize)]
+struct Interpreter {
+    launches: u64,
+    instructions: u64,
+    races: usize,
+    uninitialized_reads: usize,
+    bank_conflicts: u64,
+    /// Share of the bytes that copies moved which they asked for.
+    copy_efficiency: f64,
+}
+
+impl Interpreter {
+    fn new(found: &PtxReport) -> Interpreter {
+        Interpreter {
+            launches: found.launches,
+            instructions: found.instructions,
+            races: found.races.len(),
+            uninitialized_reads: found.uninitialized.len(),
+            bank_conflicts: found.bank_conflicts,
+            copy_efficiency: found.copied_bytes as f64 / (32 * found.copied_sectors.max(1)) as f64,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -40,7 +67,14 @@ struct Milliseconds {
 }
 
 impl Report {
-    pub fn new(inputs: &Inputs, ranks: usize, cpu: &Cpu, results: &Results, check: Option<&Check>) -> Report {
+    pub fn new(
+        inputs: &Inputs,
+        ranks: usize,
+        device: String,
+        results: &Results,
+        check: Option<&Check>,
+        found: Option<&PtxReport>,
+    ) -> Report {
         let [s, combine, t] = results.ms;
         Report {
             passed: check.map(|c| c.failed().is_empty()),
@@ -52,7 +86,8 @@ impl Report {
             peak_extra_bytes: results.peak_extra_bytes,
             ms: Milliseconds { s, combine, t },
             kernels: results.kernels.clone(),
-            device: cpu.name(),
+            device,
+            interpreter: found.map(Interpreter::new),
             tokens: inputs.tokens(),
             hidden: inputs.hidden,
             vocab: inputs.vocab,
@@ -73,6 +108,10 @@ impl Report {
         cost.add_row(["barriers", &self.barriers.to_string()]);
         cost.add_row(["collective launches", &self.launches.to_string()]);
         cost.add_row(["bytes communicated", &self.bytes.to_string()]);
+        if let Some(found) = &self.interpreter {
+            cost.add_row(["launches of kernels", &found.launches.to_string()]);
+            cost.add_row(["races", &found.races.to_string()]);
+        }
         let Report { tokens, hidden, vocab, dtype, ranks, device, .. } = self;
         let plural = if *ranks == 1 { "" } else { "s" };
         let head =
