@@ -41,8 +41,9 @@
 //!
 //! [`codegen`] describes kernels and emits their text, also from the build script of another crate; [`kernels`] are
 //! those generated for this crate; [`runtime`] runs them. [`reference`](mod@reference) and [`plain`] are what they are
-//! compared with.
+//! compared with, and [`calibrate`] measures what the machine could do.
 
+pub mod calibrate;
 pub mod matmul;
 pub mod plain;
 pub mod problem;

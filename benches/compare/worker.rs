@@ -3,7 +3,6 @@
 //! Reads one JSON request a line from stdin and answers each with one JSON object a line on stdout; an answer with the
 //! key `error` means that the request failed. `torch_worker.py` speaks the same protocol.
 
-mod calibrate;
 mod data;
 mod memory;
 mod rivals;
@@ -17,6 +16,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use truth::Truth;
+use vocabfuse::calibrate;
 
 /// What a worker can be asked for.
 #[derive(Deserialize)]

@@ -1,5 +1,6 @@
 //! Commands, their options and their exit codes.
 
+mod bench;
 mod generate;
 mod list;
 mod run;
@@ -28,6 +29,7 @@ enum Command {
     Train(train::Args),
     Generate(generate::Args),
     List(list::Args),
+    Bench(bench::Args),
 }
 
 /// How a command that could use its input ended.
@@ -57,6 +59,7 @@ pub fn main() -> ExitCode {
         Command::Train(args) => train::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::List(args) => list::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     match result {
         Ok(Outcome::Success) => ExitCode::SUCCESS,

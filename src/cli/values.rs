@@ -32,7 +32,7 @@ fn algorithm() -> impl TypedValueParser<Value = Algorithm> {
     words(["naive", "one", "two"])
 }
 
-fn save() -> impl TypedValueParser<Value = Save> {
+pub fn save() -> impl TypedValueParser<Value = Save> {
     words(["auto", "yes", "no"])
 }
 

@@ -19,6 +19,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if self.bytes > 0 {
             self.driver.free(self.address);
+            self.driver.meter().remove(self.bytes);
         }
     }
 }
@@ -27,6 +28,7 @@ impl Buffer {
     /// Memory with any content.
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Buffer> {
         let address = if bytes == 0 { 0 } else { driver.alloc(bytes)? };
+        driver.meter().add(bytes);
         Ok(Buffer { driver: Arc::clone(driver), address, bytes })
     }
 

@@ -1,11 +1,13 @@
 //! A CUDA device: the driver's library, loaded when a device is asked for.
 
+use super::clock::Clock;
 use super::driver::{Argument, Driver, Form, Handle, Shape};
+use super::meter::Meter;
 use crate::{Error, Result};
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vocabfuse_codegen::compile::occupancy::Architecture;
 
 /// One stream of a device. Memory comes from the device's pool in the order of the stream.
@@ -15,6 +17,8 @@ pub(super) struct Cuda {
     architecture: Architecture,
     stream: Arc<CudaStream>,
     functions: Mutex<Vec<Function>>,
+    clock: Mutex<Clock>,
+    meter: Meter,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +59,14 @@ impl Cuda {
         }
         let name = format!("cuda:{ordinal} ({})", context.name().map_err(failed)?);
         let stream = context.new_stream().map_err(failed)?;
-        Ok(Cuda { name, architecture, stream, functions: Mutex::default() })
+        Ok(Cuda {
+            name,
+            architecture,
+            stream,
+            functions: Mutex::default(),
+            clock: Mutex::default(),
+            meter: Meter::default(),
+        })
     }
 
     fn failed(&self, what: &str) -> impl Fn(DriverError) -> Error {
@@ -67,6 +78,24 @@ impl Cuda {
     fn bind(&self) -> Result<sys::CUstream> {
         self.stream.context().bind_to_thread().map_err(self.failed("context"))?;
         Ok(self.stream.cu_stream())
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Clock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stream, before work of the device.
+    fn for_work(&self) -> Result<sys::CUstream> {
+        let stream = self.bind()?;
+        self.clock().begin(stream).map_err(self.failed("clock"))?;
+        Ok(stream)
+    }
+
+    /// The stream, before a copy from or to the host.
+    fn for_host(&self) -> Result<sys::CUstream> {
+        let stream = self.bind()?;
+        self.clock().end(stream).map_err(self.failed("clock"))?;
+        Ok(stream)
     }
 }
 
@@ -112,26 +141,26 @@ impl Driver for Cuda {
     }
 
     fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
-        let stream = self.bind()?;
+        let stream = self.for_host()?;
         // SAFETY: the target has room for the values; from pageable memory the driver has copied them when it returns.
         unsafe { result::memcpy_htod_async(to, from, stream) }.map_err(self.failed("copy to the device"))
     }
 
     fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        let stream = self.bind()?;
+        let stream = self.for_host()?;
         // SAFETY: the source has as many bytes, and the target lives until the stream is through.
         unsafe { result::memcpy_dtoh_async(to, from, stream) }.map_err(self.failed("copy from the device"))?;
         self.synchronize()
     }
 
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
-        let stream = self.bind()?;
+        let stream = self.for_work()?;
         // SAFETY: both ranges lie in memory of this device.
         unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }.map_err(self.failed("copy"))
     }
 
     fn launch(&self, kernel: Handle, shape: Shape, arguments: &[Argument]) -> Result<()> {
-        let stream = self.bind()?;
+        let stream = self.for_work()?;
         let Function(function) = self.functions.lock().unwrap_or_else(PoisonError::into_inner)[kernel.0];
         let failed = self.failed("launch");
         let mut parameters: Vec<*mut c_void> = arguments
@@ -158,5 +187,21 @@ impl Driver for Cuda {
 
     fn synchronize(&self) -> Result<()> {
         self.stream.synchronize().map_err(self.failed("synchronisation"))
+    }
+
+    fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    fn start_clock(&self) -> Result<()> {
+        self.synchronize()?;
+        self.clock().start();
+        Ok(())
+    }
+
+    fn stop_clock(&self) -> Result<Option<f64>> {
+        self.for_host()?;
+        self.synchronize()?;
+        self.clock().take().map(Some).map_err(self.failed("clock"))
     }
 }

@@ -1,5 +1,6 @@
 //! What a GPU, or an interpreter in its place, does for the passes.
 
+use super::meter::Meter;
 use crate::Result;
 use std::fmt::Debug;
 use vocabfuse_codegen::compile::occupancy::Architecture;
@@ -77,4 +78,15 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn launch(&self, kernel: Handle, shape: Shape, arguments: &[Argument]) -> Result<()>;
     /// Waits for everything before.
     fn synchronize(&self) -> Result<()>;
+    /// Memory that buffers hold.
+    fn meter(&self) -> &Meter;
+    /// Begins to measure time on the device.
+    fn start_clock(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Waits for everything before. Milliseconds of the device since `start_clock`, without copies from and to the
+    /// host; `None` if the device has no clock.
+    fn stop_clock(&self) -> Result<Option<f64>> {
+        self.synchronize().map(|()| None)
+    }
 }

@@ -35,6 +35,10 @@ impl Library {
         Library { driver, cache: Cache::new(), loaded: Mutex::default() }
     }
 
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
     fn get(&self, spec: &KernelSpec, loss: &Loss) -> Result<Arc<Kernel>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let name = spec.name();

@@ -5,10 +5,12 @@
 
 mod buffer;
 mod cache;
+mod clock;
 mod cuda;
 mod driver;
 mod finish;
 mod kernels;
+mod meter;
 mod passes;
 mod ptx;
 mod rows;
@@ -70,6 +72,28 @@ impl Gpu {
     pub fn with_precision(mut self, precision: Option<Precision>) -> Gpu {
         self.precision = precision;
         self
+    }
+
+    /// Begins to measure time on the device.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device fails.
+    pub fn start_clock(&self) -> Result<()> {
+        self.library.driver().start_clock()
+    }
+
+    /// Waits for all work. Milliseconds of the device since [`Gpu::start_clock`], by events of its stream, without copies
+    /// from and to the host; `None` on the interpreter, whose time means nothing.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device fails.
+    pub fn stop_clock(&self) -> Result<Option<f64>> {
+        self.library.driver().stop_clock()
+    }
+
+    /// The most bytes that buffers on the device have held at a time since the last call.
+    pub fn take_peak_bytes(&self) -> usize {
+        self.library.driver().meter().take_peak()
     }
 
     /// For reports: `cuda:0 (name)` or `ptx:sm_80`.

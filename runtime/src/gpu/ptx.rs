@@ -1,6 +1,7 @@
 //! The PTX interpreter as a driver: the kernels of a GPU on any machine, checked while they run.
 
 use super::driver::{Argument, Driver, Form, Handle, Shape};
+use super::meter::Meter;
 use crate::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vocabfuse_codegen::compile::occupancy::Architecture;
@@ -14,6 +15,7 @@ const INSTRUCTION_LIMIT: u64 = 1 << 36;
 pub struct Ptx {
     architecture: Architecture,
     state: Arc<Mutex<State>>,
+    meter: Arc<Meter>,
 }
 
 #[derive(Debug)]
@@ -83,7 +85,8 @@ impl Ptx {
             return Err(Error::Option { option: "device", message });
         };
         let (memory, modules, report) = (Memory::new(), vec![], PtxReport::default());
-        Ok(Ptx { architecture, state: Arc::new(Mutex::new(State { memory, modules, seed: 0, report })) })
+        let state = Arc::new(Mutex::new(State { memory, modules, seed: 0, report }));
+        Ok(Ptx { architecture, state, meter: Arc::default() })
     }
 
     /// Chooses another schedule of blocks, warps and copies for the launches to come.
@@ -188,5 +191,9 @@ impl Driver for Ptx {
     // Every launch ends before the call does.
     fn synchronize(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn meter(&self) -> &Meter {
+        &self.meter
     }
 }

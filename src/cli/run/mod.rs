@@ -1,7 +1,7 @@
 //! `vocabfuse run`: the layer on tensors from a file.
 
 mod check;
-mod device;
+pub mod device;
 mod passes;
 mod report;
 

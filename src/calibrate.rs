@@ -10,6 +10,9 @@ const BURST: f64 = 0.01;
 /// Steps between two looks at the clock.
 const STEPS: usize = 20_000;
 
+/// Name of what every processor has.
+const BASELINE: &str = "baseline";
+
 /// A loop over independent sums: enough of them to hide the latency of an FMA (8 to 10 vectors on x86, up to 16 on Arm),
 /// few enough for the registers. With 24 of AVX-512 the compiler spills half of them, 32 registers or not.
 struct Loop {
@@ -18,6 +21,23 @@ struct Loop {
     run: fn(usize) -> f32,
     /// Floating-point operations of a step.
     step: usize,
+}
+
+/// GFLOP/s of all of `threads` threads at the same time, and the name of the instruction set. `None` on an architecture
+/// whose vectors are not known here: half of a peak is none.
+pub fn peak_of(threads: usize) -> Option<(f64, &'static str)> {
+    let isa = widest().isa;
+    let rate = || {
+        std::thread::scope(|scope| {
+            (0..threads)
+                .map(|_| scope.spawn(|| peak().0))
+                .collect::<Vec<_>>()
+                .into_iter()
+                .map(|t| t.join().unwrap_or(0.0))
+                .sum()
+        })
+    };
+    (isa != BASELINE).then(|| (rate(), isa))
 }
 
 /// GFLOP/s of one thread with the widest vectors of the machine, and the name of their instruction set.
@@ -120,7 +140,7 @@ fn baseline() -> Loop {
         }
         sums.iter().sum()
     }
-    Loop { isa: "baseline", run, step: 48 * 2 }
+    Loop { isa: BASELINE, run, step: 48 * 2 }
 }
 
 #[cfg(test)]
@@ -133,5 +153,6 @@ mod tests {
         let (kernel, sums) = (widest(), |total: f32| (total / 2.0).round());
         assert!(sums((kernel.run)(100)) >= 12.0);
         assert!(peak().0 > 0.1);
+        assert!(peak_of(2).is_none_or(|(rate, _)| rate > 0.1));
     }
 }

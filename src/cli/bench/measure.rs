@@ -1,0 +1,123 @@
+//! The passes, timed.
+
+use super::data::{Data, room};
+use crate::MEMORY;
+use anyhow::{Context, Result};
+use std::sync::Arc;
+use std::time::Instant;
+use vocabfuse::{
+    Batch, CrossEntropy, Device, Gpu, Gradients, Local, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+};
+
+/// What is measured.
+pub struct Setting<'a, D: Device> {
+    pub data: &'a Data,
+    pub device: &'a D,
+    /// The same device, if it is a GPU: it has a clock and memory of its own.
+    pub gpu: Option<&'a Gpu>,
+    pub policy: Policy,
+    pub rounds: usize,
+}
+
+/// Milliseconds of S, C1 and T.
+pub type Times = [f64; 3];
+
+/// Times, memory, and the results of the last round.
+pub struct Measured {
+    /// By the clock that counts: the device's where it has one.
+    pub times: Vec<Times>,
+    /// By the clock of the host, with copies from and to the device.
+    pub host_times: Vec<Times>,
+    pub events: bool,
+    pub saved: bool,
+    pub kernels: Vec<&'static str>,
+    /// Most bytes in use at a time, without x and w.
+    pub peak_bytes: usize,
+    /// Bytes of dX and dW.
+    pub output_bytes: usize,
+    pub lse: Vec<f32>,
+    pub dx: Arc<Vec<f32>>,
+    /// Of one round.
+    pub dw: Vec<f32>,
+}
+
+/// What is left of a round.
+struct Round {
+    times: Times,
+    host_times: Times,
+    events: bool,
+    saved: bool,
+    kernels: Vec<&'static str>,
+    lse: Vec<f32>,
+    dx: Arc<Vec<f32>>,
+}
+
+/// Runs one round that does not count, which starts threads and compiles kernels, and then the others.
+pub fn measure<D: Device>(setting: &Setting<'_, D>) -> Result<Measured> {
+    let Setting { data, gpu, .. } = *setting;
+    let layout = ShardLayout::even(data.vocab, 1)?;
+    let layer = OutputLayer::new(setting.device, &layout, 0, CrossEntropy::default(), setting.policy)?;
+    let comm = Local::group(1).pop().context("a group of one")?;
+    let mut dw = room("--vocab", data.vocab * data.hidden)?;
+    let output_bytes = (data.tokens + data.vocab) * data.hidden * size_of::<f32>();
+
+    let mut last = round(setting, &layer, &comm, &mut dw)?;
+    let (mut times, mut host_times) = (vec![], vec![]);
+    MEMORY.reset_peak_usage();
+    let before = MEMORY.current_usage();
+    if let Some(gpu) = gpu {
+        gpu.take_peak_bytes();
+    }
+    for _ in 0..setting.rounds {
+        // Pass T adds: what is checked has to be the sum of one round.
+        dw.fill(0.0);
+        last = round(setting, &layer, &comm, &mut dw)?;
+        times.push(last.times);
+        host_times.push(last.host_times);
+    }
+    let peak_bytes = match gpu {
+        // The device holds copies of x and w.
+        Some(gpu) => gpu.take_peak_bytes().saturating_sub(data.input_bytes()),
+        // dW was there before the rounds, as was the dX of another round during each of them.
+        None => (MEMORY.peak_usage() + dw.len() * size_of::<f32>()).saturating_sub(before),
+    };
+    let Round { events, saved, kernels, lse, dx, .. } = last;
+    Ok(Measured { times, host_times, events, saved, kernels, peak_bytes, output_bytes, lse, dx, dw })
+}
+
+fn round<D: Device>(setting: &Setting<'_, D>, layer: &OutputLayer<D>, comm: &Local, dw: &mut [f32]) -> Result<Round> {
+    let Setting { data, gpu, .. } = *setting;
+    let batch = Batch { x: data.x.matrix(data.tokens, data.hidden)?, targets: &data.targets, upstream: None };
+    let shard = Shard { weight: data.w.matrix(data.vocab, data.hidden)?, bias: None };
+
+    let (partial, s) = timed(gpu, || layer.s_pass(batch, shard))?;
+    let kernels = partial.kernels();
+    let (done, c1) = timed(gpu, || partial.start_combine(comm)?.wait())?;
+    let saved = done.weight_grad.saved_bytes() > 0;
+    let ((), t) = timed(gpu, || layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One))?;
+    let passes = [s, c1, t];
+    Ok(Round {
+        times: passes.map(|time| time.device.unwrap_or(time.host)),
+        host_times: passes.map(|time| time.host),
+        events: passes.iter().all(|time| time.device.is_some()),
+        saved,
+        kernels,
+        lse: done.lse,
+        dx: done.dx,
+    })
+}
+
+/// Milliseconds of one pass.
+#[derive(Clone, Copy)]
+struct Time {
+    host: f64,
+    device: Option<f64>,
+}
+
+fn timed<T>(gpu: Option<&Gpu>, work: impl FnOnce() -> vocabfuse::Result<T>) -> Result<(T, Time)> {
+    gpu.map(Gpu::start_clock).transpose()?;
+    let start = Instant::now();
+    let result = work()?;
+    let device = gpu.map(Gpu::stop_clock).transpose()?.flatten();
+    Ok((result, Time { host: start.elapsed().as_secs_f64() * 1e3, device }))
+}

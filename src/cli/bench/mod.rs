@@ -1,0 +1,107 @@
+//! `vocabfuse bench`: how fast the passes are on this machine.
+
+mod check;
+mod data;
+mod measure;
+mod report;
+
+use super::run::device::{self, Opened};
+use super::{Outcome, print_json, print_line, values};
+use anyhow::bail;
+use data::Data;
+use measure::Setting;
+use report::{Report, Where};
+use vocabfuse::{Cpu, Device, Dtype, Gpu, Policy, Precision, Save, calibrate};
+
+/// Measure passes S, C1 and T on random tensors, with one rank
+///
+/// Prints the median and the least time of each pass, the rate it reaches (S counts 4 NVH operations, T 2 NVH with saved
+/// and 4 NVH with recomputed numerators, the whole 6 NVH), on a CPU its share of what fused multiply-adds from registers
+/// reach in the same run, and peak memory. On a GPU, times are of the device, without copies from and to the host.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    vocabfuse bench --tokens 1024 --hidden 1024 --vocab 32768 --dtype bf16 --threads 1 --check\n  \
+    vocabfuse bench --device cuda:0 --tokens 4096 --hidden 4096 --vocab 128256 --dtype bf16 --save no --json")]
+pub struct Args {
+    /// Tokens (N)
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = values::positive)]
+    tokens: usize,
+    /// Width of the hidden states (H)
+    #[arg(long, value_name = "H", default_value = "1024", value_parser = values::positive)]
+    hidden: usize,
+    /// Size of the vocabulary (V)
+    #[arg(long, value_name = "V", default_value = "32768", value_parser = values::positive)]
+    vocab: usize,
+    /// Type of x and w
+    #[arg(long, default_value = "bf16", value_parser = values::dtype())]
+    dtype: Dtype,
+    /// Where to run: cpu, or cuda:0 for a GPU
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device::parse)]
+    device: device::Choice,
+    /// Threads of device cpu [default: one a processor]
+    #[arg(long, value_name = "T", value_parser = values::threads)]
+    threads: Option<usize>,
+    /// Keep the softmax numerators of pass S for pass T, or recompute them; auto keeps them if they fit into memory
+    #[arg(long, default_value = "auto", value_parser = values::save())]
+    save: Save,
+    /// Vocabulary entries a kernel works on at a time: a power of two [default: by size]
+    #[arg(long, value_name = "C", value_parser = values::chunk)]
+    chunk: Option<usize>,
+    /// Rounds of S, C1 and T that are timed, after one that is not
+    #[arg(long, value_name = "N", default_value = "9", value_parser = values::positive)]
+    rounds: usize,
+    /// Arithmetic of the matrix products: exact, or for f32 on a GPU tf32 or tf32x3
+    #[arg(long, default_value = "exact", value_parser = device::precision)]
+    precision: std::option::Option<Precision>,
+    /// Compare a sample of rows with an f64 reference; an error beyond what the dtype explains exits with 1
+    #[arg(long)]
+    check: bool,
+    /// Seed of the tensors
+    #[arg(long, value_name = "N", default_value = "1")]
+    seed: u64,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    if let device::Choice::Ptx(architecture) = &args.device {
+        bail!("option --device ptx:{architecture}: the interpreter is no stopwatch; expected cpu or cuda:N");
+    }
+    // The device first: without one, nobody waits for tensors.
+    match args.device.open(args.threads, args.precision)? {
+        Opened::Cpu(cpu) => run_on(args, &cpu, Some(&cpu), None),
+        Opened::Cuda(gpu) | Opened::Ptx(gpu, _) => run_on(args, &gpu, None, Some(&gpu)),
+    }
+}
+
+fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gpu>) -> anyhow::Result<Outcome> {
+    let data = Data::new([args.tokens, args.hidden, args.vocab], args.dtype, args.seed)?;
+    // Before and after: a machine that is busy or throttles shows.
+    let before = cpu.and_then(|cpu| calibrate::peak_of(cpu.threads()));
+    let policy = Policy { save: args.save, chunk: args.chunk, ..Policy::default() };
+    let setting = Setting { data: &data, device, gpu, policy, rounds: args.rounds };
+    let measured = measure::measure(&setting)?;
+    let after = cpu.and_then(|cpu| calibrate::peak_of(cpu.threads()));
+    let check = args.check.then(|| check::check(&data, &measured, args.precision));
+
+    let place = Where {
+        device: cpu.map(Cpu::name).or_else(|| gpu.map(Gpu::name)).unwrap_or_default(),
+        threads: cpu.map(Cpu::threads),
+        precision: args.precision.map_or("exact", Precision::as_str),
+        peak: before.zip(after).map(|((a, isa), (b, _))| (a.max(b), isa)),
+    };
+    let report = Report::new(&data, &measured, &place, check);
+    if args.json {
+        print_json(&report)?
+    } else {
+        print_line(&report.table())?
+    }
+    match report.failed() {
+        failed if failed.is_empty() => Ok(Outcome::Success),
+        failed => {
+            eprintln!("check failed: the error of {} is more than the dtype explains", failed.join(", "));
+            Ok(Outcome::FailedCheck)
+        }
+    }
+}
