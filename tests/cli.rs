@@ -99,6 +99,7 @@ fn vocabfuse(folder: &Path, arguments: &[&str]) -> Ended {
         .args(arguments)
         .env_remove("VOCABFUSE_ISA")
         .env_remove("RUST_LOG")
+        .env("VOCABFUSE_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/kernels"))
         .output()
         .unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -312,7 +313,7 @@ fn unusable_options_are_refused() {
         ("--device gpu", &["--device", "gpu", "cuda:N"]),
         ("--device ptx:sm_20", &["--device", "sm_20", "ptx:sm_80"]),
         // There is no such GPU anywhere, and mostly no driver either.
-        ("--device cuda:99", &["--device", "cuda:99"]),
+        ("--device cuda:99", &["device", "cuda:99"]),
         ("--device ptx:sm_80 --dtype f32", &["precision", "tf32x3"]),
         ("--device ptx:sm_80 --dtype bf16 --precision tf32", &["precision", "bf16"]),
         ("--communicator nccl", &["--communicator", "nccl", "local"]),

@@ -6,6 +6,7 @@
 mod common;
 
 use common::{Case, Run, Tensors, check, run, same};
+use std::path::Path;
 use vocabfuse_runtime::{Algorithm, CrossEntropy, Dtype, Error, Gpu, Policy, Precision, Ptx, Reduction, Save};
 
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::Two, Algorithm::One, Algorithm::Naive];
@@ -15,7 +16,8 @@ const SCHEDULES: u64 = 8;
 
 fn device() -> (Ptx, Gpu) {
     let ptx = Ptx::new("sm_80").unwrap();
-    let gpu = Gpu::ptx(&ptx).unwrap();
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/kernels");
+    let gpu = Gpu::ptx(&ptx).unwrap().with_cache(Path::new(cache));
     (ptx, gpu)
 }
 
@@ -191,6 +193,31 @@ fn what_no_kernel_covers_is_refused_with_what_is() {
     let tf32 = error(&gpu.clone().with_precision(Some(Precision::Tf32)), &bf16).to_string();
     assert!(tf32.contains("dtype bf16 or f16 without a precision"), "{tf32}");
     assert!(matches!(Ptx::new("sm_90a"), Err(Error::Option { option: "device", .. })));
+}
+
+#[test]
+fn damaged_kernels_of_the_cache_are_rebuilt() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = Case { dtype: Dtype::Bf16, policy: policy(Algorithm::Two, Save::No), ..Case::new(9, 8, 40) };
+    let tensors = Tensors::random(&case);
+    let entries = || -> Vec<_> { std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).collect() };
+    let fresh = || {
+        let ptx = Ptx::new("sm_80").unwrap();
+        let gpu = Gpu::ptx(&ptx).unwrap().with_cache(folder.path());
+        clean(&ptx, &gpu, &case, &tensors)
+    };
+    let first = fresh();
+    let whole: Vec<_> = entries().iter().map(|path| std::fs::read(path).unwrap()).collect();
+    assert!(whole.len() > 5);
+    for (path, code) in entries().iter().zip(&whole) {
+        let mut damaged = code.clone();
+        let middle = damaged.len() / 2;
+        damaged[middle] ^= 1;
+        std::fs::write(path, damaged).unwrap();
+    }
+    assert!(same_outputs(&first, &fresh()));
+    let rebuilt: Vec<_> = entries().iter().map(|path| std::fs::read(path).unwrap()).collect();
+    assert!(rebuilt == whole, "the entries are as they were");
 }
 
 #[test]

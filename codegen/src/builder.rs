@@ -133,7 +133,9 @@ impl Builder {
         let mut specs = vec![];
         for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| self.chunks.iter().map(move |c| (d, c))) {
             for precision in std::iter::once(None).chain(self.precisions.iter().copied().map(Some)) {
-                let Ok(spec) = KernelSpec::with_precision(kind, target, dtype, precision, chunk, loss) else { continue };
+                let Ok(spec) = KernelSpec::with_precision(kind, target, dtype, precision, chunk, loss) else {
+                    continue;
+                };
                 let narrow = self.narrow.then(|| spec.clone().narrow());
                 specs.push(spec);
                 specs.extend(narrow);

@@ -71,6 +71,8 @@ spelled! {
         Avx2 = "avx2",
         /// x86-64 with AVX-512 F, BW, DQ and VL.
         Avx512 = "avx512",
+        /// x86-64 with AVX-512 and its products of bf16 pairs, for processors on which those outrun f32.
+        Avx512Bf16 = "avx512bf16",
         /// x86-64 with AMX bf16 tiles beside AVX-512 and its bf16 conversions; Linux.
         Amx = "amx",
         /// NVIDIA GPUs of compute capability 8.0 and up: mma.sync, ldmatrix, cp.async.
@@ -80,7 +82,10 @@ spelled! {
 
 impl Target {
     /// Targets whose kernels are Rust text.
-    pub const CPU: &[Target] = &[Target::Scalar, Target::Avx2, Target::Avx512, Target::Amx];
+    pub const CPU: &[Target] = &[Target::Scalar, Target::Avx2, Target::Avx512, Target::Avx512Bf16, Target::Amx];
+
+    /// CPU targets that multiply bf16 only.
+    pub const BF16: &[Target] = &[Target::Avx512Bf16, Target::Amx];
 
     /// Targets whose kernels are CUDA text.
     pub const CUDA: &[Target] = &[Target::Sm80];
@@ -212,8 +217,8 @@ impl KernelKind {
     fn has_dtype(self, target: Target) -> bool {
         use KernelKind::{FilterTiles, Merge, ReduceColumns};
         match self {
-            // The AMX prelude has no f32 form.
-            Merge => target == Target::Amx,
+            // Targets of one dtype have it in all names.
+            Merge => Target::BF16.contains(&target),
             FilterTiles | ReduceColumns => false,
             _ => true,
         }
@@ -324,11 +329,12 @@ fn unsupported<T>(what: String, supported: &str) -> Result<T, SpecError> {
 }
 
 fn check_supported(kernel: KernelKind, target: Target, dtype: Dtype) -> Result<(), SpecError> {
-    if target == Target::Amx && dtype != Dtype::Bf16 {
-        return unsupported(format!("dtype {dtype} on target amx"), "dtype bf16; f32 and f16 run on avx512");
+    if Target::BF16.contains(&target) && dtype != Dtype::Bf16 {
+        return unsupported(format!("dtype {dtype} on target {target}"), "dtype bf16; f32 and f16 run on avx512");
     }
-    if kernel == KernelKind::UnpackAccumulator && target != Target::Amx {
-        return unsupported(format!("kernel {kernel} on target {target}"), "target amx; the others need no unpacking");
+    if kernel == KernelKind::UnpackAccumulator && !Target::BF16.contains(&target) {
+        let supported = "targets avx512bf16 and amx; the others need no unpacking";
+        return unsupported(format!("kernel {kernel} on target {target}"), supported);
     }
     if target.is_cuda() && !kernel.on_cuda() || !target.is_cuda() && kernel.only_cuda() {
         let has = |k: &KernelKind| if target.is_cuda() { k.on_cuda() } else { !k.only_cuda() };

@@ -2,8 +2,8 @@
 
 use minijinja::context;
 use vocabfuse_codegen::emit::emit;
-use vocabfuse_codegen::render::render;
 use vocabfuse_codegen::manifest::Manifest;
+use vocabfuse_codegen::render::render;
 use vocabfuse_codegen::{Builder, Dtype, Error, KernelKind, KernelSpec, Precision, SpecError, Target, cross_entropy};
 
 fn text(kernel: KernelKind, target: Target, dtype: Dtype) -> String {
@@ -15,6 +15,10 @@ fn text(kernel: KernelKind, target: Target, dtype: Dtype) -> String {
 #[test]
 fn kernels_of_each_kind() {
     insta::assert_snapshot!("logits_softmax_avx512_bf16", text(KernelKind::LogitsSoftmax, Target::Avx512, Dtype::Bf16));
+    insta::assert_snapshot!(
+        "logits_softmax_avx512bf16",
+        text(KernelKind::LogitsSoftmax, Target::Avx512Bf16, Dtype::Bf16)
+    );
     insta::assert_snapshot!("logits_softmax_scalar_f32", text(KernelKind::LogitsSoftmax, Target::Scalar, Dtype::F32));
     insta::assert_snapshot!("weight_grad_saved_avx2_f16", text(KernelKind::WeightGradSaved, Target::Avx2, Dtype::F16));
     insta::assert_snapshot!(
@@ -108,13 +112,15 @@ fn bad_specifications_name_the_parameter() {
     }
     let error = KernelSpec::new(KernelKind::LogitsSoftmax, Target::Amx, Dtype::F16, 512, "x").unwrap_err().to_string();
     assert!(error.contains("dtype f16 on target amx") && error.contains("bf16"), "{error}");
+    let error = KernelSpec::new(KernelKind::Finish, Target::Avx512Bf16, Dtype::F32, 512, "x").unwrap_err().to_string();
+    assert!(error.contains("dtype f32 on target avx512bf16") && error.contains("bf16"), "{error}");
     let error = "avx1024".parse::<Target>().unwrap_err().to_string();
-    assert_eq!(error, "target \"avx1024\" is unknown; expected one of: scalar, avx2, avx512, amx, sm_80");
+    assert_eq!(error, "target \"avx1024\" is unknown; expected one of: scalar, avx2, avx512, avx512bf16, amx, sm_80");
 }
 
 #[test]
 fn template_assertions_and_undefined_names_are_errors() {
-    let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, k_block => 128, vocabulary_block => 64, panel_block => 4, row_block => 1, grad_rows => 64 };
+    let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, inner => 1, k_block => 128, vocabulary_block => 64, panel_block => 4, grad_block => 4, row_block => 1, grad_rows => 64 };
     let prelude =
         |tile| render("cpu/prelude_scalar.rs.in", "demo", context! { version => "0", tile => tile, attribute => "" });
     assert!(prelude(tile(8, 16)).is_ok());

@@ -294,7 +294,7 @@ DEVICE void product(float (&d)[4][8][4], Copies copies, int steps) {
     __syncthreads();
 }
 
-// Where a thread's results lie within the tile: d[i][j][2 h + e] is row `row(i, h)`, column `column(j) + e`.
+// Where a thread's results lie within the tile: d[i][j][2 h + v] is row `row_in_tile(i, h)`, column `column_in_tile(j) + v`.
 DEVICE int row_in_tile(int i, int h) { return threadIdx.x / 32 / WARPS_N * 64 + i * 16 + h * 8 + threadIdx.x % 32 / 4; }
 DEVICE int column_in_tile(int j) { return threadIdx.x / 32 % WARPS_N * 64 + j * 8 + threadIdx.x % 4 * 2; }
 

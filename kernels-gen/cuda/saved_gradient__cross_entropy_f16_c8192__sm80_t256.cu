@@ -122,14 +122,17 @@ extern "C" __global__ void __launch_bounds__(256) saved_gradient__cross_entropy_
         *place = repack(piece);
     }
     if (column_partials == nullptr) return;
+    // Quads of columns lie apart by where they are in a piece, so that neighbouring lanes write next to each other.
+    enum : int { QUADS = PIECE / 4, PART = TILE_N / QUADS };
     __shared__ float sums[ROWS][TILE_N];
 #pragma unroll
-    for (int i = 0; i < PIECE; i += 4) {
-        *(float4*)&sums[threadIdx.x / PIECES][first_local + i] =
-            make_float4(column_sums[i], column_sums[i + 1], column_sums[i + 2], column_sums[i + 3]);
+    for (int i = 0; i < QUADS; i++) {
+        *(float4*)&sums[threadIdx.x / PIECES][i * PART + threadIdx.x % PIECES * 4] =
+            make_float4(column_sums[4 * i], column_sums[4 * i + 1], column_sums[4 * i + 2], column_sums[4 * i + 3]);
     }
     __syncthreads();
     float sum = 0.0f;
     for (int i = 0; i < ROWS; i++) sum += sums[i][threadIdx.x];
-    column_partials[(i64)(m / TILE_M) * CHUNK + n + threadIdx.x] = sum;
+    const int column_of_sum = threadIdx.x % PART / 4 * PIECE + threadIdx.x / PART * 4 + threadIdx.x % 4;
+    column_partials[(i64)(m / TILE_M) * CHUNK + n + column_of_sum] = sum;
 }

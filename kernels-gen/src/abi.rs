@@ -17,7 +17,7 @@ pub struct Geometry {
     pub packed_token: usize,
     /// Bytes of one packed element of W.
     pub packed_vocabulary: usize,
-    /// Panels that `logits_softmax` and `weight_grad` work on together; more a call is allowed.
+    /// Panels that `logits_softmax` works on together; more a call is allowed.
     pub panel_block: usize,
     /// Vocabulary rows of one call of `weight_grad`: their Q for a block of tokens stays in L2.
     pub grad_rows: usize,

@@ -1,4 +1,5 @@
-//! by `cargo xtask generate`.
+//! Generated kernels and their registry. Everything below the folders named for a target is written by
+//! `cargo xtask generate`, as are the CUDA texts in `cuda/` beside this folder.
 
 extern crate self as vocabfuse_kernels;
 
@@ -19,6 +20,11 @@ pub mod avx2;
 #[rustfmt::skip]
 #[allow(non_snake_case, clippy::all)]
 pub mod avx512;
+
+#[cfg(target_arch = "x86_64")]
+#[rustfmt::skip]
+#[allow(non_snake_case, clippy::all)]
+pub mod avx512bf16;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #[rustfmt::skip]

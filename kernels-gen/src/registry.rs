@@ -73,7 +73,7 @@ impl Default for Registry {
         let mut registry = Registry { kernels: vec![] };
         registry.extend(crate::scalar::KERNELS);
         #[cfg(target_arch = "x86_64")]
-        registry.extend(crate::avx2::KERNELS).extend(crate::avx512::KERNELS);
+        registry.extend(crate::avx2::KERNELS).extend(crate::avx512::KERNELS).extend(crate::avx512bf16::KERNELS);
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         registry.extend(crate::amx::KERNELS);
         registry

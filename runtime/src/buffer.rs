@@ -1,28 +1,30 @@
 //! Aligned buffers, and pointers into them for kernels that run on several threads.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-// SAFETY: 64 bytes without padding; any bit pattern is valid.
-unsafe impl Zeroable for Line {}
-// SAFETY: as above.
-unsafe impl Pod for Line {}
+/// Alignment of buffers in bytes: a cache line.
+const LINE: usize = 64;
+/// What memory is allocated in. The allocator has zeroed memory at hand only for alignments up to this one's; beyond, it
+/// would write the zeros itself.
+type Unit = u128;
 
 /// Zeroed memory of plain numbers, aligned to a cache line.
-#[derive(Clone)]
 pub(crate) struct Buffer<T> {
-    lines: Vec<Line>,
+    units: Vec<Unit>,
+    /// First unit that begins a line.
+    first: usize,
     len: usize,
     element: std::marker::PhantomData<T>,
 }
 
 impl<T: Pod> Buffer<T> {
     pub(crate) fn zeroed(len: usize) -> Buffer<T> {
-        let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
-        Buffer { lines: bytemuck::allocation::zeroed_vec(lines), len, element: std::marker::PhantomData }
+        let units = (len * size_of::<T>()).next_multiple_of(LINE) + LINE - size_of::<Unit>();
+        let mut units = bytemuck::allocation::zeroed_vec(units / size_of::<Unit>());
+        prefer_huge_pages(&mut units);
+        let address = units.as_ptr().addr();
+        let first = (address.next_multiple_of(LINE) - address) / size_of::<Unit>();
+        Buffer { units, first, len, element: std::marker::PhantomData }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -34,15 +36,41 @@ impl<T: Pod> Buffer<T> {
     }
 }
 
+/// Asks the system to back large memory with huge pages. Fresh memory is mapped when it is first touched, and 4 KB at a
+/// time that takes longer than the kernel that writes saved values has left.
+#[cfg(target_os = "linux")]
+fn prefer_huge_pages(units: &mut [Unit]) {
+    const HUGE_PAGE: usize = 2 << 20;
+    let address = units.as_ptr().addr();
+    let skipped = address.next_multiple_of(HUGE_PAGE) - address;
+    let whole = size_of_val(units).saturating_sub(skipped) / HUGE_PAGE * HUGE_PAGE;
+    if whole >= HUGE_PAGE {
+        // SAFETY: the range lies within `units`, and the advice changes nothing about its contents. Where the system
+        // has no huge pages the call fails, and nothing depends on it.
+        unsafe { libc::madvise(units.as_mut_ptr().cast::<u8>().add(skipped).cast(), whole, libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn prefer_huge_pages(_: &mut [Unit]) {}
+
+impl<T: Pod> Clone for Buffer<T> {
+    fn clone(&self) -> Buffer<T> {
+        let mut copy = Buffer::zeroed(self.len);
+        copy.as_mut().copy_from_slice(self.as_ref());
+        copy
+    }
+}
+
 impl<T: Pod> AsRef<[T]> for Buffer<T> {
     fn as_ref(&self) -> &[T] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
+        &bytemuck::cast_slice(&self.units[self.first..])[..self.len]
     }
 }
 
 impl<T: Pod> AsMut<[T]> for Buffer<T> {
     fn as_mut(&mut self) -> &mut [T] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+        &mut bytemuck::cast_slice_mut(&mut self.units[self.first..])[..self.len]
     }
 }
 

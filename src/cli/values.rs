@@ -17,7 +17,7 @@ pub fn dtype() -> impl TypedValueParser<Value = Dtype> {
 }
 
 pub fn target() -> impl TypedValueParser<Value = Target> {
-    words(["scalar", "avx2", "avx512", "amx"])
+    words(["scalar", "avx2", "avx512", "avx512bf16", "amx"])
 }
 
 pub fn kernel() -> impl TypedValueParser<Value = Kernels> {

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The compiler that CUDA tests use, and where it is kept.
-const NVRTC: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
+/// The compiler that CUDA tests use, and the disassembler that they look at its output with.
+const WHEELS: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvdisasm==13.5.37"];
 
 fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -27,30 +27,36 @@ fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Resul
     Ok(())
 }
 
-/// Installs what the tests need below `target/`, which is the NVRTC library.
+/// Installs what the tests need below `target/`: libraries that are proprietary and so not part of the project.
 fn install() -> Result<()> {
     let folder = root().join("target").join("nvrtc");
-    let stamp = folder.join("version");
-    if std::fs::read_to_string(&stamp).is_ok_and(|version| version == NVRTC) {
+    let (stamp, wanted) = (folder.join("version"), WHEELS.join(" "));
+    if std::fs::read_to_string(&stamp).is_ok_and(|version| version == wanted) {
         return Ok(());
     }
     let path = folder.to_string_lossy().into_owned();
-    run("python3", &["-m", "pip", "install", "--quiet", "--upgrade", "--target", &path, NVRTC], &[])?;
-    std::fs::write(stamp, NVRTC).context("writing target/nvrtc/version")
+    let fixed = ["-m", "pip", "install", "--quiet", "--upgrade", "--target", &path];
+    run("python3", &[&fixed[..], &WHEELS].concat(), &[])?;
+    std::fs::write(stamp, wanted).context("writing target/nvrtc/version")
 }
 
 /// Installs what is needed and runs all tests, the examples included.
 pub fn test() -> Result<()> {
     install()?;
-    run("cargo", &["test", "--workspace", "--all-targets"], &[])?;
-    run("cargo", &["test", "--workspace", "--doc"], &[])?;
+    let features = "vocabfuse-codegen/nvrtc";
+    run("cargo", &["test", "--workspace", "--all-targets", "--features", features], &[])?;
+    run("cargo", &["test", "--workspace", "--doc", "--features", features], &[])?;
     run("cargo", &["run", "--package", "custom-kernels"], &[])
 }
 
 /// Format, lints, documentation, and the tests, among which is the one for drift of generated kernels.
 pub fn ci() -> Result<()> {
     run("cargo", &["fmt", "--all", "--check"], &[])?;
-    run("cargo", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    run(
+        "cargo",
+        &["clippy", "--workspace", "--all-targets", "--features", "vocabfuse-codegen/nvrtc", "--", "-D", "warnings"],
+        &[],
+    )?;
     run("cargo", &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     test()
 }

@@ -4,7 +4,8 @@
 //! `target/nvrtc` of the workspace or of the current folder.
 
 use super::occupancy::Architecture;
-use super::{CompileError, VARIABLE};
+use super::{CompileError, VARIABLE, log};
+use crate::manifest::Entry;
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -72,6 +73,19 @@ impl Nvrtc {
             unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
             Ok(code)
         })
+    }
+}
+
+impl Nvrtc {
+    /// Compiles a kernel to a cubin and checks it; the entry comes back with its resources.
+    ///
+    /// # Errors
+    /// [`CompileError::Rejected`] with the compiler's log, [`CompileError::Refused`] for a spill, a warning of the
+    /// assembler, too many registers or too few warps.
+    pub fn checked_cubin(self, entry: &Entry, text: &str, on: Architecture) -> Result<(Vec<u8>, Entry), CompileError> {
+        let compiled = self.cubin(&entry.name, text, on)?;
+        let resources = log::check(entry, on, &compiled.log)?;
+        Ok((compiled.code, Entry { resources: Some(resources), ..entry.clone() }))
     }
 }
 

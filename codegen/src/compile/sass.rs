@@ -66,7 +66,8 @@ fn instruction(line: &str) -> Option<Instruction<'_>> {
     if !opcode.starts_with(|c: char| c.is_ascii_uppercase()) {
         return None;
     }
-    let target = (opcode.starts_with("BRA")).then(|| words.find(|w| w.contains(".L_") || w.starts_with("0x"))).flatten();
+    let target =
+        (opcode.starts_with("BRA")).then(|| words.find(|w| w.contains(".L_") || w.starts_with("0x"))).flatten();
     let target = target.map(|t| t.trim_matches(|c| "`();,".contains(c)));
     Some(Instruction { opcode, target, address: address.trim_start_matches('0') })
 }
@@ -92,7 +93,8 @@ pub fn count(listing: &str) -> Listing {
         let digits = target.trim_start_matches("0x").trim_start_matches('0');
         by_label.or_else(|| code.iter().position(|i| i.address == digits))
     };
-    let backwards = code.iter().enumerate().filter_map(|(at, i)| Some((place(i.target?)?, at)).filter(|(to, at)| to <= at));
+    let backwards =
+        code.iter().enumerate().filter_map(|(at, i)| Some((place(i.target?)?, at)).filter(|(to, at)| to <= at));
     let loops = backwards.map(|(from, to)| counts(&code[from..=to])).filter(|c| c.products > 0);
     let main_loop = loops.max_by_key(|c| (c.products, std::cmp::Reverse(c.all))).unwrap_or_default();
     Listing { kernel: counts(&code), main_loop }

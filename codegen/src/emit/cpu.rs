@@ -81,6 +81,11 @@ fn template(spec: &KernelSpec) -> String {
         (Target::Amx, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => {
             "amx/weight_grad.rs.in".to_owned()
         }
+        (Target::Avx512Bf16, KernelKind::PackTokens | KernelKind::PackTokensGrad | KernelKind::PackVocabulary) => {
+            format!("avx512bf16/{}.rs.in", spec.kernel)
+        }
+        // Both keep A in the same blocks.
+        (Target::Avx512Bf16, KernelKind::UnpackAccumulator) => "amx/unpack_accumulator.rs.in".to_owned(),
         (_, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => "weight_grad.rs.in".to_owned(),
         _ => format!("{}.rs.in", spec.kernel),
     }
@@ -117,7 +122,7 @@ fn features(target: Target) -> &'static str {
         Target::Scalar | Target::Sm80 => "",
         Target::Avx2 => "avx2,fma,f16c",
         Target::Avx512 => "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
-        Target::Amx => "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c",
+        Target::Avx512Bf16 | Target::Amx => "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c",
     }
 }
 
@@ -126,7 +131,11 @@ fn target_context(target: Target) -> Value {
     let attribute =
         if features.is_empty() { String::new() } else { format!("#[target_feature(enable = \"{features}\")]") };
     let tile: Tile = tile(target);
-    context! { tile => Value::from(Serde(&tile)), features => features, attribute => attribute }
+    context! {
+        tile => Value::from(Serde(&tile)),
+        features => features,
+        attribute => attribute,
+    }
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {

@@ -69,6 +69,8 @@ fn identifier(name: &str) -> Result<&str, Error> {
     }
 }
 
+type List = &'static [(&'static str, Type)];
+
 /// The parameters of a kernel in order.
 pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, Type)>, Error> {
     use Type::{F32 as Float, I32 as Int, I64 as Long, Read, Write};
@@ -82,7 +84,7 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
             inputs.push((format!("{prefix}_{}", identifier(name)?), ty));
         }
     }
-    let logits: &[(&str, Type)] = &[
+    let logits: List = &[
         ("x", Read(Element)),
         ("x_stride", Long),
         ("w", Read(Element)),
@@ -95,9 +97,9 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
         ("targets", Read(I32)),
         ("references", Read(F32)),
     ];
-    let column_partials: &[(&str, Type)] =
+    let column_partials: List =
         if bound.column_gradients.is_empty() { &[] } else { &[("column_partials", Write(F32))] };
-    let (before, after): (&[(&str, Type)], &[(&str, Type)]) = match spec.kernel {
+    let (before, after): (List, List) = match spec.kernel {
         KernelKind::LogitsSoftmax => (
             logits,
             &[("partials", Write(F32)), ("partial_stride", Long), ("e", Write(Element)), ("peaks", Write(F32))],
@@ -250,7 +252,7 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
         // Kernels of CPU targets; `KernelSpec::new` refuses them.
         _ => (&[], &[]),
     };
-    let owned = |list: &[(&str, Type)]| list.iter().map(|(name, ty)| ((*name).to_owned(), *ty)).collect::<Vec<_>>();
+    let owned = |list: List| list.iter().map(|(name, ty)| ((*name).to_owned(), *ty)).collect::<Vec<_>>();
     let mut all = owned(before);
     all.extend(inputs);
     all.extend(owned(after));

@@ -14,12 +14,16 @@ pub struct Tile {
     pub rows: usize,
     /// Multiple to which packed vocabulary rows are padded.
     pub row_block: usize,
-    /// Steps of the inner product whose operands are to stay in L1.
+    /// Inner elements that one instruction multiplies in a lane, side by side in packed operands: pairs of bf16, else 1.
+    pub inner: usize,
+    /// Inner elements whose operands are to stay in L1.
     pub k_block: usize,
     /// Vocabulary rows whose packed form is to stay in L2 while a block of panels passes.
     pub vocabulary_block: usize,
-    /// Panels that share one read of W in pass S, and whose Q one block of pass T holds.
+    /// Panels that share one read of W in pass S, and in pass T where it recomputes logits.
     pub panel_block: usize,
+    /// Panels whose Q one block of pass T holds: the more, the less often dW is read and written.
+    pub grad_block: usize,
     /// Vocabulary rows of one task of pass T: their Q for a block of panels stays in L2.
     pub grad_rows: usize,
 }
@@ -35,9 +39,11 @@ pub fn tile(target: Target) -> Tile {
             panel: 8,
             rows: 4,
             row_block: 1,
+            inner: 1,
             k_block: 128,
             vocabulary_block: 128,
             panel_block: 16,
+            grad_block: 16,
             grad_rows: 256,
         },
         Target::Avx2 => Tile {
@@ -45,9 +51,11 @@ pub fn tile(target: Target) -> Tile {
             panel: 16,
             rows: 6,
             row_block: 1,
+            inner: 1,
             k_block: 128,
             vocabulary_block: 192,
             panel_block: 16,
+            grad_block: 16,
             grad_rows: 256,
         },
         Target::Avx512 => Tile {
@@ -55,9 +63,25 @@ pub fn tile(target: Target) -> Tile {
             panel: 32,
             rows: 14,
             row_block: 1,
+            inner: 1,
             k_block: 128,
             vocabulary_block: 224,
             panel_block: 8,
+            grad_block: 16,
+            grad_rows: 256,
+        },
+        // Packed operands have half the bytes of f32, so that twice the blocks have the same place. With 32 panels dW is
+        // read and written once in 1024 tokens.
+        Target::Avx512Bf16 => Tile {
+            lanes: 16,
+            panel: 32,
+            rows: 14,
+            row_block: 32,
+            inner: 2,
+            k_block: 512,
+            vocabulary_block: 256,
+            panel_block: 8,
+            grad_block: 32,
             grad_rows: 256,
         },
         // 2 x 2 tiles of 16 x 16; K slices of 512 keep a 32 KB operand slice in L1.
@@ -66,9 +90,11 @@ pub fn tile(target: Target) -> Tile {
             panel: 32,
             rows: 32,
             row_block: 32,
+            inner: 2,
             k_block: 512,
             vocabulary_block: 512,
             panel_block: 32,
+            grad_block: 32,
             grad_rows: 512,
         },
     }

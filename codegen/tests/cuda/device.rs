@@ -50,7 +50,8 @@ impl Device {
     fn compiled(&self, kind: KernelKind) -> Arc<Compiled> {
         static KERNELS: Mutex<BTreeMap<String, Arc<Compiled>>> = Mutex::new(BTreeMap::new());
         let (dtype, chunk) = (self.dtype, self.chunk);
-        let spec = KernelSpec::with_precision(kind, Target::Sm80, dtype, self.precision, chunk, &self.loss.name).unwrap();
+        let spec =
+            KernelSpec::with_precision(kind, Target::Sm80, dtype, self.precision, chunk, &self.loss.name).unwrap();
         let spec = if self.narrow { spec.narrow() } else { spec };
         let name = spec.name();
         if let Some(known) = KERNELS.lock().unwrap().get(&name) {
@@ -58,7 +59,8 @@ impl Device {
         }
         let kernel = emit(&spec, &self.loss).unwrap();
         let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
-        let ptx = nvrtc.ptx(&name, &kernel.text, Architecture::parse("sm_80").unwrap()).unwrap_or_else(|e| panic!("{e}"));
+        let ptx =
+            nvrtc.ptx(&name, &kernel.text, Architecture::parse("sm_80").unwrap()).unwrap_or_else(|e| panic!("{e}"));
         let text = String::from_utf8(ptx.code).unwrap();
         let module = Module::parse(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
         let compiled = Arc::new(Compiled { entry: cuda_entry(&spec, &self.loss).unwrap(), module });

@@ -13,10 +13,14 @@ fn specs() -> Vec<KernelSpec> {
     let of = |builder: Builder| builder.generate().unwrap().into_iter().map(|k| k.spec).collect::<Vec<_>>();
     let mut specs = of(Builder::cuda().chunks(&[8192]));
     specs.extend(of(Builder::cuda().dtypes(&[Dtype::Bf16]).chunks(&[2048, 32768])));
-    let more = Builder::new().targets(Target::CUDA).chunks(&[8192]).precisions(&Precision::ALL[..]).narrow(true);
+    let more = Builder::new().targets(Target::CUDA).chunks(&[8192]).precisions(Precision::ALL).narrow(true);
     specs.extend(of(more.dtypes(&[Dtype::Bf16, Dtype::F32])));
     let mut unique: Vec<KernelSpec> = vec![];
-    specs.into_iter().for_each(|s| if !unique.contains(&s) { unique.push(s) });
+    specs.into_iter().for_each(|s| {
+        if !unique.contains(&s) {
+            unique.push(s)
+        }
+    });
     unique
 }
 
@@ -73,7 +77,9 @@ fn other_architectures_compile_too() {
     let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
     for on in Architecture::ALL.iter().filter(|a| a.number > 80) {
         let kernels = Builder::cuda().dtypes(&[Dtype::Bf16]).chunks(&[8192]).generate().unwrap();
-        for kernel in kernels.into_iter().filter(|k| k.name.starts_with("logits_softmax") || k.name.starts_with("weight_grad")) {
+        for kernel in
+            kernels.into_iter().filter(|k| k.name.starts_with("logits_softmax") || k.name.starts_with("weight_grad"))
+        {
             let compiled = nvrtc.cubin(&kernel.name, &kernel.text, *on).unwrap_or_else(|e| panic!("{e}"));
             let entry = cuda_entry(&kernel.spec, &loss).unwrap();
             let resources = log::check(&entry, *on, &compiled.log).unwrap_or_else(|e| panic!("{e}"));

@@ -86,8 +86,9 @@ impl Shard {
             targets: device.ints(&problem.targets.iter().map(local).collect::<Vec<_>>()),
             upstream: device.floats(&problem.upstream),
             scale: problem.scale,
-            state: device.room(3 * stride * 4),
-            partials: device.room(3 * (device.chunk / TILE_COLUMNS) * stride * 4),
+            state: device.room((1 + device.loss.statistics_rules().len()) * stride * 4),
+            partials: device
+                .room((1 + device.loss.statistics_rules().len()) * (device.chunk / TILE_COLUMNS) * stride * 4),
             previous: device.room(stride * 4),
             a: device.room(tokens * hidden * 4),
             e: device.room(regions * tokens * device.chunk * device.dtype.size()),

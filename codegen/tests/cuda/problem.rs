@@ -87,8 +87,8 @@ impl Problem {
             let lse = if nan { f64::NAN } else { max + row.iter().map(|y| (y - max).exp()).sum::<f64>().ln() };
             e.lse[token] = lse;
             e.loss[token] = lse - row[self.targets[token]];
-            for column in 0..self.vocab {
-                let p = (row[column] - lse).exp() - f64::from(u8::from(column == self.targets[token]));
+            for (column, y) in row.iter().enumerate() {
+                let p = (y - lse).exp() - f64::from(u8::from(column == self.targets[token]));
                 let q = p * f64::from(self.upstream[token]);
                 e.dbias[column] += q;
                 let q = q * f64::from(self.scale);

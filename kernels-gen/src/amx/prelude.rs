@@ -78,6 +78,8 @@ pub const PANEL: usize = 32;
 pub const ROWS: usize = 32;
 /// Panels that share one pass over W.
 pub const PANEL_BLOCK: usize = 32;
+/// Panels whose Q one block of pass T holds.
+pub const GRAD_BLOCK: usize = 32;
 
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).

@@ -79,6 +79,8 @@ pub const PANEL: usize = 8;
 pub const ROWS: usize = 4;
 /// Panels that share one pass over W.
 pub const PANEL_BLOCK: usize = 16;
+/// Panels whose Q one block of pass T holds.
+pub const GRAD_BLOCK: usize = 16;
 
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).
@@ -139,6 +141,15 @@ pub fn power_of_two(n: f32) -> f32 {
 
 /// H padded to whole strips.
 #[inline] pub const fn padded(hidden: usize) -> usize { hidden.next_multiple_of(PANEL) }
+/// Element of a packed operand.
+pub type Packed = f32;
+type Operand = V;
+#[inline]  fn broadcast(a: Packed) -> Operand { splat(a) }
+#[inline]  unsafe fn load_operand(p: *const Packed) -> Operand { unsafe { load(p) } }
+#[inline]  fn multiply(left: Operand, right: Operand, sum: V) -> V { mul_add(left, right, sum) }
+
+/// Packed elements of a strip of the inner dimension.
+pub const DEPTH: usize = PANEL;
 const VECTORS: usize = PANEL / LANES;
 /// Strips of the inner dimension whose operands stay in L1.
 const K_STRIPS: usize = 16;
@@ -156,7 +167,7 @@ fn softmax_scratch(chunk: usize, _hidden: usize, panels: usize) -> usize {
 }
 
 fn grad_scratch(rows: usize, _hidden: usize) -> usize {
-    PANEL_BLOCK * rows * PANEL * 4 + rows * LANES * 4 + ROWS * PANEL * 4
+    GRAD_BLOCK * rows * DEPTH * 4 + rows * LANES * 4 + ROWS * PANEL * 4
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
@@ -178,11 +189,11 @@ pub struct TileProduct {
     /// Inner steps a strip.
     pub steps: usize,
     /// First element of the left operand.
-    pub a: *const f32,
+    pub a: *const Packed,
     /// Elements of the left operand from one strip to the next.
     pub a_strip: usize,
     /// Right operand, contiguous.
-    pub b: *const f32,
+    pub b: *const Packed,
     /// Result.
     pub c: *mut f32,
     /// Elements from one row of the result to the next.
@@ -191,11 +202,11 @@ pub struct TileProduct {
     pub accumulate: bool,
 }
 
-// BY_ROW: a(row, k) = a[row * PANEL + k]; else a(row, k) = a[row + k * PANEL].
+// BY_ROW: a(row, k) = a[row * DEPTH + k]; else a(row, k) = a[row + k * PANEL].
 #[inline]
 
 unsafe fn tile<const N: usize, const BY_ROW: bool>(p: &TileProduct) {
-    let (row_step, k_step) = if BY_ROW { (PANEL, 1) } else { (1, PANEL) };
+    let (row_step, k_step) = if BY_ROW { (DEPTH, 1) } else { (1, PANEL) };
     // SAFETY: the operands have the extents that the caller states in `TileProduct`.
     unsafe {
         let mut sum = [[splat(0.0); VECTORS]; N];
@@ -208,14 +219,14 @@ unsafe fn tile<const N: usize, const BY_ROW: bool>(p: &TileProduct) {
         for _ in 0..p.strips {
             let mut a = a_strip;
             for _ in 0..p.steps {
-                let mut right = [splat(0.0); VECTORS];
+                let mut right = [broadcast(0 as Packed); VECTORS];
                 for (j, right) in right.iter_mut().enumerate() {
-                    *right = load(b.add(j * LANES));
+                    *right = load_operand(b.add(j * LANES));
                 }
                 for (i, sum) in sum.iter_mut().enumerate() {
-                    let left = splat(*a.add(i * row_step));
+                    let left = broadcast(*a.add(i * row_step));
                     for j in 0..VECTORS {
-                        sum[j] = mul_add(left, right[j], sum[j]);
+                        sum[j] = multiply(left, right[j], sum[j]);
                     }
                 }
                 b = b.add(PANEL);
@@ -261,11 +272,11 @@ fn row_blocks(rows: usize, mut f: impl FnMut(usize, usize)) {
 /// Logits of some packed rows of W and some panels of X, transposed: `out[panel][row][token]`.
 pub struct Logits {
     /// From `pack_vocabulary`.
-    pub w: *const f32,
+    pub w: *const Packed,
     pub allocated_rows: usize,
     pub rows: usize,
     /// From `pack_tokens`, at the first panel.
-    pub x: *const f32,
+    pub x: *const Packed,
     pub panels: usize,
     pub hidden: usize,
     pub out: *mut f32,
@@ -288,10 +299,10 @@ pub unsafe fn logits(p: &Logits) {
                     let row = block + first;
                     tile_rows::<true>(size, &TileProduct {
                         strips: count,
-                        steps: PANEL,
-                        a: p.w.add((strip * p.allocated_rows + row) * PANEL),
-                        a_strip: p.allocated_rows * PANEL,
-                        b: p.x.add((panel * strips + strip) * PANEL * PANEL),
+                        steps: DEPTH,
+                        a: p.w.add((strip * p.allocated_rows + row) * DEPTH),
+                        a_strip: p.allocated_rows * DEPTH,
+                        b: p.x.add((panel * strips + strip) * DEPTH * PANEL),
                         c: p.out.add(panel * p.out_panel + row * PANEL),
                         c_stride: PANEL,
                         accumulate: strip > 0,
@@ -346,14 +357,17 @@ pub unsafe fn accumulate(p: &Accumulate) {
     }
 }
 
+/// Strips of H that share one read of Q.
+const GRAD_STRIPS: usize = 2;
+
 /// dW += Q X for some panels: `q[panel][row][token]`, X from `pack_tokens_grad`.
 pub struct Gradient {
-    pub q: *const f32,
+    pub q: *const Packed,
     /// Elements from one panel of `q` to the next.
     pub q_panel: usize,
     pub rows: usize,
     /// At the first panel.
-    pub x: *const f32,
+    pub x: *const Packed,
     /// Panels in the whole packed X.
     pub total_panels: usize,
     pub panels: usize,
@@ -366,29 +380,42 @@ pub struct Gradient {
 
 
 pub unsafe fn gradient(p: &Gradient) {
-    for strip in 0..p.hidden.div_ceil(PANEL) {
-        let columns = PANEL.min(p.hidden - strip * PANEL);
-        let whole = columns == PANEL;
-        // SAFETY: offsets stay within the buffers of `Gradient`; a ragged strip goes through `edge`.
-        row_blocks(p.rows, |first, size| unsafe {
-            let dw = p.dw.add(first * p.dw_stride + strip * PANEL);
-            tile_rows::<true>(size, &TileProduct {
-                strips: p.panels,
-                steps: PANEL,
-                a: p.q.add(first * PANEL),
-                a_strip: p.q_panel,
-                b: p.x.add(strip * p.total_panels * PANEL * PANEL),
-                c: if whole { dw } else { p.edge },
-                c_stride: if whole { p.dw_stride } else { PANEL },
-                accumulate: whole,
-            });
-            if !whole {
-                for row in 0..size {
-                    for column in 0..columns {
-                        *dw.add(row * p.dw_stride + column) += *p.edge.add(row * PANEL + column);
-                    }
-                }
+    let strips = p.hidden.div_ceil(PANEL);
+    for group in (0..strips).step_by(GRAD_STRIPS) {
+        row_blocks(p.rows, |first, size| {
+            for strip in group..strips.min(group + GRAD_STRIPS) {
+                // SAFETY: the caller's blocks lie within the buffers of `Gradient`.
+                unsafe { gradient_tile(p, strip, first, size) }
             }
         });
+    }
+}
+
+// A ragged strip goes through `edge`.
+#[inline]
+
+unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize) {
+    let columns = PANEL.min(p.hidden - strip * PANEL);
+    let whole = columns == PANEL;
+    // SAFETY: as the caller's.
+    unsafe {
+        let dw = p.dw.add(first * p.dw_stride + strip * PANEL);
+        tile_rows::<true>(size, &TileProduct {
+            strips: p.panels,
+            steps: DEPTH,
+            a: p.q.add(first * DEPTH),
+            a_strip: p.q_panel,
+            b: p.x.add(strip * p.total_panels * DEPTH * PANEL),
+            c: if whole { dw } else { p.edge },
+            c_stride: if whole { p.dw_stride } else { PANEL },
+            accumulate: whole,
+        });
+        if !whole {
+            for row in 0..size {
+                for column in 0..columns {
+                    *dw.add(row * p.dw_stride + column) += *p.edge.add(row * PANEL + column);
+                }
+            }
+        }
     }
 }

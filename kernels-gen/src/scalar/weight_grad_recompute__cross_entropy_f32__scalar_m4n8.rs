@@ -9,38 +9,45 @@ use vocabfuse_kernels::abi::*;
 /// Pass T of some vocabulary rows: dW += Qᵀ X with Q from recomputed logits.
 
 unsafe fn kernel(args: &WeightGrad) {
-    let q = args.scratch.cast::<f32>();
-    let q_panel = args.columns * PANEL;
+    let q = args.scratch.cast::<Packed>();
+    let q_panel = args.columns * DEPTH;
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
         // One vector of partial sums a row: the lanes are added up once, at the end.
-        let column_sums = q.add(PANEL_BLOCK * q_panel);
+        let column_sums = q.add(GRAD_BLOCK * q_panel).cast::<f32>();
         let edge = column_sums.add(args.columns * LANES);
         let wanted = column_gradient(args);
-        if !wanted.is_null() {
+        let sums = if wanted.is_null() { wanted } else { column_sums };
+        if !sums.is_null() {
             std::ptr::write_bytes(column_sums, 0, args.columns * LANES);
         }
         let mut first = 0;
         while first < args.panels {
-            let panels = PANEL_BLOCK.min(args.panels - first);
-            logits(&Logits {
-                w: args.w.cast(),
-                allocated_rows: args.allocated_rows,
-                rows: args.columns,
-                x: args.x.cast::<f32>().add(first * PANEL * padded(args.hidden)),
-                panels,
-                hidden: args.hidden,
-                out: q,
-                out_panel: q_panel,
-            });
-            for panel in 0..panels {
-                derivative(args, first + panel, q.add(panel * q_panel), if wanted.is_null() { wanted } else { column_sums });
+            let panels = GRAD_BLOCK.min(args.panels - first);
+            for start in (0..panels).step_by(PANEL_BLOCK) {
+                let count = PANEL_BLOCK.min(panels - start);
+                // Q takes the place of the logits.
+                let tile = q.add(start * q_panel);
+                logits(&Logits {
+                    w: args.w.cast(),
+                    allocated_rows: args.allocated_rows,
+                    rows: args.columns,
+                    x: args.x.cast::<Packed>().add((first + start) * DEPTH * padded(args.hidden)),
+                    panels: count,
+                    hidden: args.hidden,
+                    out: tile,
+                    out_panel: args.columns * PANEL,
+                });
+                for panel in 0..count {
+                    let from = tile.add(panel * args.columns * PANEL);
+                    derivative(args, first + start + panel, from, q.add((start + panel) * q_panel).cast(), sums);
+                }
             }
             gradient(&Gradient {
                 q,
                 q_panel,
                 rows: args.columns,
-                x: args.x_grad.cast::<f32>().add(first * PANEL * PANEL),
+                x: args.x_grad.cast::<Packed>().add(first * DEPTH * PANEL),
                 total_panels: args.panels,
                 panels,
                 hidden: args.hidden,
@@ -64,9 +71,9 @@ fn column_gradient(args: &WeightGrad) -> *mut f32 {
     unsafe { *args.column_gradients }
 }
 
-/// Q of one panel, in place of the logits.
+/// Q of one panel, of the logits in `from`, which may be where Q goes.
 
-unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut f32, column_sums: *mut f32) {
+unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut f32, column_sums: *mut f32) {
     let statistics_inputs = args.statistics_inputs;
     let inputs = args.inputs;
     // SAFETY: as for `kernel`.
@@ -91,7 +98,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut f32, column_sums: 
                 let column = (args.first_column + row) as i32;
                 let stored = {
                     let inputs = statistics_inputs;
-                    let logit = load(q.add(row * PANEL + lane));
+                    let logit = load(from.add(row * PANEL + lane));
                     let s2 = inputs.column(0, column);
                     let s4 = column;
                     let s6 = scalar_ops::lt_i32(s4, s5);

@@ -10,28 +10,29 @@ const CHUNK: usize = 8192;
 /// Pass T of some vocabulary rows: dW += Qᵀ X with Q from saved E.
 
 unsafe fn kernel(args: &WeightGrad) {
-    let q = args.scratch.cast::<f32>();
-    let q_panel = args.columns * PANEL;
+    let q = args.scratch.cast::<Packed>();
+    let q_panel = args.columns * DEPTH;
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
         // One vector of partial sums a row: the lanes are added up once, at the end.
-        let column_sums = q.add(PANEL_BLOCK * q_panel);
+        let column_sums = q.add(GRAD_BLOCK * q_panel).cast::<f32>();
         let edge = column_sums.add(args.columns * LANES);
         let wanted = column_gradient(args);
-        if !wanted.is_null() {
+        let sums = if wanted.is_null() { wanted } else { column_sums };
+        if !sums.is_null() {
             std::ptr::write_bytes(column_sums, 0, args.columns * LANES);
         }
         let mut first = 0;
         while first < args.panels {
-            let panels = PANEL_BLOCK.min(args.panels - first);
+            let panels = GRAD_BLOCK.min(args.panels - first);
             for panel in 0..panels {
-                derivative(args, first + panel, q.add(panel * q_panel), if wanted.is_null() { wanted } else { column_sums });
+                derivative(args, first + panel, q.add(panel * q_panel).cast(), sums);
             }
             gradient(&Gradient {
                 q,
                 q_panel,
                 rows: args.columns,
-                x: args.x_grad.cast::<f32>().add(first * PANEL * PANEL),
+                x: args.x_grad.cast::<Packed>().add(first * DEPTH * PANEL),
                 total_panels: args.panels,
                 panels,
                 hidden: args.hidden,
@@ -55,7 +56,7 @@ fn column_gradient(args: &WeightGrad) -> *mut f32 {
     unsafe { *args.column_gradients }
 }
 
-/// Q of one panel, in place of E loaded from saved values.
+/// Q of one panel, of saved E.
 
 unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut f32, column_sums: *mut f32) {
     let statistics_inputs = args.statistics_inputs;

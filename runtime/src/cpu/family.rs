@@ -102,8 +102,9 @@ impl Family {
                 message: format!("expected a power of two from 512 to 65536, got {chunk}"),
             })?,
         };
-        // Tiles multiply bf16 only; the other dtypes use the vectors of the same processor.
-        let target = if cpu.target() == Target::Amx && dtype != Dtype::Bf16 { Target::Avx512 } else { cpu.target() };
+        // Other dtypes use the f32 vectors of the same processor.
+        let only_bf16 = Target::BF16.contains(&cpu.target());
+        let target = if only_bf16 && dtype != Dtype::Bf16 { Target::Avx512 } else { cpu.target() };
         let mut lookup = Lookup { cpu, target, dtype, chunk, names: vec![] };
         let softmax_kernel = lookup.find("logits_softmax")?;
         let Entry::LogitsSoftmax(logits_softmax) = softmax_kernel.entry else {

@@ -8,7 +8,28 @@ pub(crate) const VARIABLE: &str = "VOCABFUSE_ISA";
 
 /// Targets that can run here, the fastest last.
 pub(crate) fn available() -> Vec<Target> {
-    Target::CPU.iter().copied().filter(|t| missing(*t).is_none()).collect()
+    let mut targets: Vec<Target> = Target::CPU.iter().copied().filter(|t| missing(*t).is_none()).collect();
+    targets.sort_by_key(|t| rank(*t, fast_pairs()));
+    targets
+}
+
+// Position in the order of speed. Where dot products of pairs are not faster than f32, they are slower than f32.
+fn rank(target: Target, fast_pairs: bool) -> usize {
+    let position = |t: Target| Target::CPU.iter().position(|c| *c == t).unwrap_or(0) * 2;
+    if target == Target::Avx512Bf16 && !fast_pairs { position(Target::Avx512) - 1 } else { position(target) }
+}
+
+/// Whether a dot product of bf16 pairs takes no longer than a multiplication of f32, which no flag of the processor
+/// tells: so it is on all processors of AMD that have these instructions, while those of Intel take four times as long.
+#[cfg(target_arch = "x86_64")]
+fn fast_pairs() -> bool {
+    static FAST: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *FAST.get_or_init(|| raw_cpuid::CpuId::new().get_vendor_info().is_some_and(|v| v.as_str() == "AuthenticAMD"))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn fast_pairs() -> bool {
+    false
 }
 
 /// The target to use: the one that the environment forces, else the fastest.
@@ -54,6 +75,10 @@ fn missing(target: Target) -> Option<&'static str> {
         Target::Scalar => None,
         Target::Avx2 => (!avx2).then_some("the processor lacks AVX2, FMA or F16C"),
         Target::Avx512 => (!avx512).then_some("the processor lacks AVX-512 F, BW, DQ or VL"),
+        Target::Avx512Bf16 if !avx512 || !is_x86_feature_detected!("avx512bf16") => {
+            Some("the processor lacks AVX-512 with BF16")
+        }
+        Target::Avx512Bf16 => None,
         Target::Amx if !avx512 || !is_x86_feature_detected!("avx512bf16") => {
             Some("the processor lacks AVX-512 with BF16")
         }
@@ -100,5 +125,23 @@ mod amx {
     #[cfg(not(target_os = "linux"))]
     fn permitted() -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fastest(fast_pairs: bool, targets: &[Target]) -> Option<Target> {
+        targets.iter().copied().max_by_key(|t| rank(*t, fast_pairs))
+    }
+
+    #[test]
+    fn pairs_are_chosen_only_where_they_are_fast() {
+        let without_tiles = [Target::Scalar, Target::Avx2, Target::Avx512, Target::Avx512Bf16];
+        assert_eq!(fastest(true, &without_tiles), Some(Target::Avx512Bf16));
+        assert_eq!(fastest(false, &without_tiles), Some(Target::Avx512));
+        assert_eq!(fastest(true, Target::CPU), Some(Target::Amx));
+        assert_eq!(fastest(false, Target::CPU), Some(Target::Amx));
     }
 }

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Environment variable that names the folder.
-pub const VARIABLE: &str = "VOCABFUSE_CACHE";
+const VARIABLE: &str = "VOCABFUSE_CACHE";
 
 const MAGIC: &str = "vocabfuse kernel 1";
 
@@ -56,8 +56,7 @@ impl Cache {
     }
 
     /// A folder of choice.
-    #[cfg(test)]
-    fn at(folder: &Path) -> Cache {
+    pub(super) fn at(folder: &Path) -> Cache {
         Cache { folder: Some(folder.to_owned()) }
     }
 

@@ -31,8 +31,8 @@ pub(super) struct Library {
 }
 
 impl Library {
-    pub(super) fn new(driver: Arc<dyn Driver>) -> Library {
-        Library { driver, cache: Cache::new(), loaded: Mutex::default() }
+    pub(super) fn new(driver: Arc<dyn Driver>, cache: Cache) -> Library {
+        Library { driver, cache, loaded: Mutex::default() }
     }
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
@@ -233,5 +233,35 @@ impl Call<'_> {
         let blocks = blocks.ok_or_else(|| Error::Device(format!("kernel {}: too many blocks", entry.name)))?;
         let shape = Shape { blocks, threads: entry.block as u32, shared: entry.dynamic_shared };
         self.driver.launch(self.kernel.handle, shape, &arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Ptx;
+
+    fn call(driver: &Arc<dyn Driver>) -> Call<'_> {
+        let loss = vocabfuse_codegen::cross_entropy().unwrap();
+        let spec = KernelSpec::new(KernelKind::GradientScale, Target::Sm80, Dtype::F16, 512, &loss.name).unwrap();
+        let kernel = Kernel { entry: cuda_entry(&spec, &loss).unwrap(), handle: Handle(0) };
+        Call { driver, kernel: Arc::new(kernel), values: vec![] }
+    }
+
+    #[test]
+    fn parameters_that_do_not_fit_are_refused_by_name() {
+        let driver: Arc<dyn Driver> = Arc::new(Ptx::new("sm_80").unwrap());
+        let scale = ("scale", Argument::Pointer(256));
+        let (tokens, bound) = (("tokens", Argument::I32(1)), ("bound", Argument::F32(1.0)));
+        let refused = |call: Call<'_>| call.launch(1).unwrap_err().to_string();
+        let with_rows = || call(&driver).rows(|_| Some(Argument::Pointer(256))).unwrap();
+        let missing = refused(with_rows().set([scale, tokens]));
+        assert!(missing.contains("\"bound\"") && missing.contains("gradient_scale__f16"), "{missing}");
+        let mistyped = refused(with_rows().set([scale, bound, ("tokens", Argument::I64(1))]));
+        assert!(mistyped.contains("\"tokens\" of type i32"), "{mistyped}");
+        let unknown = call(&driver).rows(|_| None).err().unwrap().to_string();
+        assert!(unknown.contains("\"upstream\""), "{unknown}");
+        // Nothing to do is no launch, and needs no arguments.
+        assert_eq!(call(&driver).launch(0), Ok(()));
     }
 }

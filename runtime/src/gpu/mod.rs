@@ -20,8 +20,10 @@ mod t_pass;
 pub use ptx::{Ptx, PtxReport};
 
 use crate::{Error, Result};
+use cache::Cache;
 use driver::Driver;
 use kernels::Library;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use vocabfuse_codegen::{Loss, Precision};
@@ -30,6 +32,8 @@ use vocabfuse_codegen::{Loss, Precision};
 ///
 /// Kernels are compiled by NVRTC when they are first called, and kept in the folder that `VOCABFUSE_CACHE` names, by
 /// default one in the user's cache folder. Ranks of one group share one device; all work runs in the order of its calls.
+/// Tensors are copied to the device in pass S; results are copied back at the end of C1 and of pass T, and nothing that
+/// is launched waits for a value that was copied back.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     library: Arc<Library>,
@@ -61,7 +65,7 @@ impl Gpu {
         let loss = vocabfuse_codegen::cross_entropy().map_err(|e| Error::Compile(e.to_string()))?;
         Ok(Gpu {
             name: driver.name(),
-            library: Arc::new(Library::new(driver)),
+            library: Arc::new(Library::new(driver, Cache::new())),
             loss: Arc::new(loss),
             precision: None,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -94,6 +98,13 @@ impl Gpu {
     /// The most bytes that buffers on the device have held at a time since the last call.
     pub fn take_peak_bytes(&self) -> usize {
         self.library.driver().meter().take_peak()
+    }
+
+    /// The same device with another folder for compiled kernels.
+    pub fn with_cache(mut self, folder: &Path) -> Gpu {
+        let driver = Arc::clone(self.library.driver());
+        self.library = Arc::new(Library::new(driver, Cache::at(folder)));
+        self
     }
 
     /// For reports: `cuda:0 (name)` or `ptx:sm_80`.

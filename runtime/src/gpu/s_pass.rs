@@ -108,7 +108,8 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
         x,
         w: Buffer::matrix(driver, pass.w, width)?,
         width,
-        bias: pass.inputs.bias.map(|bias| Buffer::with(driver, bias)).transpose()?,
+        // Copied from memory of ours: if the caller has pinned his, it might be read after he has it back.
+        bias: pass.inputs.bias.map(|bias| Buffer::with(driver, &bias.to_vec())).transpose()?,
         targets: Buffer::with(driver, &pass.targets[..tokens])?,
     })
 }

@@ -54,9 +54,7 @@ impl Choice {
         }
         Ok(match self {
             Choice::Cpu => Opened::Cpu(Cpu::new(threads)?),
-            Choice::Cuda(ordinal) => {
-                Opened::Cuda(Gpu::cuda(*ordinal).context("option --device")?.with_precision(precision))
-            }
+            Choice::Cuda(ordinal) => Opened::Cuda(Gpu::cuda(*ordinal)?.with_precision(precision)),
             Choice::Ptx(architecture) => {
                 let ptx = Ptx::new(architecture).context("option --device")?;
                 Opened::Ptx(Gpu::ptx(&ptx)?.with_precision(precision), ptx)
