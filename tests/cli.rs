@@ -334,8 +334,7 @@ fn unusable_options_are_refused() {
     vocabfuse(folder.0.path(), &["run", "--input", "in.safetensors", "--output", "absent/out"])
         .refused(&["--output", "absent/out"]);
     vocabfuse(folder.0.path(), &["run", "--input", "in.safetensors"]).refused(&["--output"]);
-    vocabfuse(folder.0.path(), &[]).refused(&["subcommand", "run", "train", "generate", "list"]);
-    vocabfuse(folder.0.path(), &["bench"]).refused(&["bench"]);
+    vocabfuse(folder.0.path(), &[]).refused(&["subcommand", "run", "train", "generate", "list", "bench"]);
 }
 
 #[test]
@@ -431,10 +430,75 @@ fn list_shows_what_runs_here() {
     vocabfuse(folder.path(), &["list", "--target", "mmx"]).refused(&["--target", "scalar, avx2, avx512, amx"]);
 }
 
+fn bench(options: &str) -> Ended {
+    let folder = tempfile::tempdir().unwrap();
+    let size = "bench --tokens 40 --hidden 24 --vocab 1100 --threads 2";
+    vocabfuse(folder.path(), &size.split(' ').chain(options.split_whitespace()).collect::<Vec<_>>())
+}
+
+#[test]
+fn bench_reports_each_pass() {
+    for (dtype, save, saved) in [("f32", "yes", true), ("bf16", "no", false), ("f16", "auto", true)] {
+        let options = format!("--dtype {dtype} --save {save} --rounds 2 --chunk 512 --check --json");
+        let report = bench(&options).json();
+        for pass in ["s", "combine", "t", "whole"] {
+            let value = |key: &str| report["passes"][pass][key].as_f64();
+            assert!(value("min_ms") <= value("median_ms") && value("min_ms") > Some(0.0), "{pass} in {report}");
+            // C1 is no matrix product.
+            assert_eq!(value("gflops").is_some_and(|rate| rate > 0.0), pass != "combine", "{pass} in {report}");
+            if cfg!(target_arch = "x86_64") {
+                assert_eq!(value("share").is_some(), pass != "combine" && report["peak"].is_object(), "{report}");
+            }
+        }
+        assert_eq!((&report["saved"], &report["passed"]), (&Value::from(saved), &Value::from(true)), "{report}");
+        assert_eq!((&report["clock"], &report["rounds"]), (&Value::from("host"), &Value::from(2)));
+        assert_eq!((&report["dtype"], &report["threads"]), (&Value::from(dtype), &Value::from(2)));
+        for output in ["lse", "dx", "dw"] {
+            let value = |key: &str| report["check"][output][key].as_f64().unwrap();
+            assert!(value("error") <= value("limit"), "{output} in {report}");
+        }
+        assert_eq!(report["output_bytes"], (40 + 1100) * 24 * 4);
+        assert!(report["peak_bytes"].as_u64() > report["output_bytes"].as_u64(), "{report}");
+    }
+}
+
+#[test]
+fn bench_prints_a_table() {
+    let ended = bench("--rounds 1");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    for word in ["40 tokens", "C1", "whole", "GFLOP/s", "the host's clock", "MiB"] {
+        assert!(ended.stdout.contains(word), "no {word} in {}", ended.stdout);
+    }
+    assert!(!ended.stdout.contains("error against f64"), "{}", ended.stdout);
+}
+
+#[test]
+fn bench_refuses_what_it_cannot_measure() {
+    let faults: &[(&str, &[&str])] = &[
+        ("--rounds 0", &["--rounds", "at least 1"]),
+        ("--dtype f64", &["--dtype", "f32, bf16, f16"]),
+        ("--save perhaps", &["--save", "auto, yes, no"]),
+        ("--chunk 1000", &["--chunk", "power of two"]),
+        ("--threads 0", &["--threads"]),
+        ("--device ptx:sm_80", &["--device", "ptx:sm_80", "no stopwatch"]),
+        ("--device cuda:99", &["cuda:99"]),
+        ("--precision tf32", &["--precision", "exact"]),
+        ("--ranks 2", &["--ranks"]),
+    ];
+    for (options, words) in faults {
+        bench(options).refused(words);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let huge = ["bench", "--tokens", "1", "--hidden", "4000000000", "--vocab", "9000000000000"];
+    vocabfuse(folder.path(), &huge).refused(&["--vocab", "too large"]);
+    let none = ["bench", "--tokens", "0"];
+    vocabfuse(folder.path(), &none).refused(&["--tokens", "at least 1"]);
+}
+
 #[test]
 fn help_has_examples() {
     let folder = tempfile::tempdir().unwrap();
-    for command in ["run", "train", "generate", "list"] {
+    for command in ["run", "train", "generate", "list", "bench"] {
         let ended = vocabfuse(folder.path(), &[command, "--help"]);
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
         assert!(ended.stdout.contains("Example") && ended.stdout.contains("--json"), "{}", ended.stdout);

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Checks the kernels on a GPU and times them beside PyTorch, in under 6 minutes. Needs a GPU with its driver, python3, and
+# for the comparison torch; no Rust and no network. docs/gpu.md says what has to be carried to the machine.
+#
+#   benches/gpu/check.sh                                    on the first GPU
+#   DEVICE=cpu SHAPES="64,64,1000" benches/gpu/check.sh     everything but CUDA, on any machine
+#   DEVICE=ptx:sm_80 CHECK_SECONDS=600 benches/gpu/check.sh correctness of the GPU's kernels on the interpreter
+#
+# Exits with 0 if all is correct, 1 if something is not, 2 if nothing could be checked. Settings, by environment:
+#   DEVICE             cuda:N, cpu or ptx:sm_80               [cuda:0]
+#   SHAPES             N,H,V of each, spaces between them
+#   ROUNDS             rounds of a turn                       [7]
+#   CHECK_SECONDS      time for correctness                   [75]
+#   BENCH_SECONDS      time for measurements                  [200]
+#   VOCABFUSE_BIN      the program                            [target/release/vocabfuse]
+#   VOCABFUSE_NVRTC    folder of NVRTC                        [target/nvrtc]
+#   VOCABFUSE_CACHE    folder of compiled kernels             [target/cubins]
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+device=${DEVICE:-cuda:0}
+shapes=${SHAPES:-4096,4096,128256 8192,2304,256000 2048,4096,32000}
+binary=${VOCABFUSE_BIN:-target/release/vocabfuse}
+check_seconds=${CHECK_SECONDS:-75}
+bench_seconds=${BENCH_SECONDS:-200}
+export VOCABFUSE_NVRTC=${VOCABFUSE_NVRTC:-target/nvrtc}
+export VOCABFUSE_CACHE=${VOCABFUSE_CACHE:-target/cubins}
+
+refuse() {
+    echo "nothing was checked: $1"
+    exit 2
+}
+
+[[ $device =~ ^(cpu|cuda:[0-9]+|ptx:sm_80)$ ]] || refuse "DEVICE=$device; expected cuda:N, cpu or ptx:sm_80"
+command -v python3 >/dev/null || refuse "python3 is missing"
+[[ -x $binary ]] || refuse "$binary is missing; carry a release build, or name one with VOCABFUSE_BIN"
+if [[ $device == cuda:* ]] && command -v nvidia-smi >/dev/null; then
+    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader || true
+fi
+[[ $device == cpu || -d $VOCABFUSE_NVRTC ]] ||
+    echo "no $VOCABFUSE_NVRTC: kernels come from $VOCABFUSE_CACHE or from an NVRTC of the system"
+
+# Each part watches its own time; the limits here are for what does not answer at all.
+status=0
+timeout -k 5 $((check_seconds + 30)) \
+    python3 benches/gpu/correctness.py --binary "$binary" --device "$device" --budget "$check_seconds" || status=$?
+case $status in
+0) ;;
+1) echo "correctness FAILED; times of wrong results mean little" ;;
+2) refuse "see the line above" ;;
+*) echo "correctness FAILED: it did not end in time (exit $status)" ;;
+esac
+
+measured=0
+if [[ $device == ptx:* ]]; then
+    echo "no times: the interpreter is no stopwatch"
+else
+    timeout -k 5 $((bench_seconds + 45)) \
+        python3 benches/gpu/measure.py --binary "$binary" --device "$device" --shapes "$shapes" \
+        --rounds "${ROUNDS:-7}" --budget "$bench_seconds" || measured=$?
+fi
+[[ $measured -ne 124 ]] || echo "measurements did not end in time"
+
+if [[ $status -ne 0 || $measured -eq 1 ]]; then
+    echo "FAILED"
+    exit 1
+fi
+echo "correct"

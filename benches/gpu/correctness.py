@@ -1,0 +1,132 @@
+"""Runs `vocabfuse run --check` on small ragged problems: every kernel on the device against the f64 reference.
+
+Needs the standard library only. Exits with 1 if a check fails, with 2 if the device cannot be used.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+IGNORED = -100
+
+
+def write_problem(path, tokens, hidden, vocab, seed):
+    """A safetensors file with every tensor that `run` reads. The last tokens are ignored."""
+    rng = random.Random(seed)
+    spread = 3.0 / math.sqrt(hidden)
+
+    def values(count, scale):
+        return struct.pack(f"<{count}f", *(rng.uniform(-scale, scale) for _ in range(count)))
+
+    targets = [rng.randrange(vocab) for _ in range(tokens)]
+    # The first and the last class, an ignored token, and two tokens with one target are edges of their own.
+    for position, target in zip(range(tokens - 1, 0, -1), [vocab - 1, 0, IGNORED, targets[0]]):
+        targets[position] = target
+    tensors = [
+        ("x", "F32", [tokens, hidden], values(tokens * hidden, 1.7)),
+        ("w", "F32", [vocab, hidden], values(vocab * hidden, spread)),
+        ("targets", "I64", [tokens], struct.pack(f"<{tokens}q", *targets)),
+        ("bias", "F32", [vocab], values(vocab, 0.5)),
+        ("upstream", "F32", [tokens], values(tokens, 2.0)),
+    ]
+    header, offset = {}, 0
+    for name, dtype, shape, data in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, _, data in tensors:
+            file.write(data)
+
+
+def cases(gpu):
+    """Problem, and options of `run`: what differs in kernels, schedules and edges."""
+    ragged = (70, 136, 1000)
+    ranks = ["--ranks 1", "--ranks 2", "--bounds 0,300,300,1000"]
+    for dtype, save, algorithm, rank in itertools.product(
+        ["bf16", "f16"], ["yes", "no"], ["naive", "one", "two"], ranks
+    ):
+        yield ragged, f"--dtype {dtype} --save {save} --algorithm {algorithm} {rank} --chunk 512"
+    # The chunk that large problems take, with a second, ragged chunk; more tokens than a tile.
+    for dtype, save in itertools.product(["bf16", "f16"], ["yes", "no"]):
+        yield (129, 200, 9001), f"--dtype {dtype} --save {save} --chunk 8192"
+        yield (1, 8, 5), f"--dtype {dtype} --save {save}"
+    for option in ["--logit-scale -0.5", "--reduction none", "--reduction sum"]:
+        yield ragged, f"--dtype bf16 {option}"
+    for save in ["yes", "no"]:
+        # The check compares with a composition in f32, which tf32 alone does not reach.
+        yield ragged, f"--dtype f32 --save {save} --chunk 512" + (" --precision tf32x3" if gpu else "")
+
+
+def check(arguments, folder, number, shape, options):
+    """Runs one case; its exit code and a line about it."""
+    name = "x".join(str(size) for size in shape)
+    output = os.path.join(folder, f"out{number}.safetensors")
+    command = [arguments.binary, "run", "--input", os.path.join(folder, f"{name}.safetensors"), "--output", output]
+    command += ["--device", arguments.device, "--check", "--json", *options.split()]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=arguments.patience, check=False)
+    except subprocess.TimeoutExpired:
+        return 1, f"{name} {options}: no answer within {arguments.patience} s"
+    if os.path.exists(output):
+        os.remove(output)
+    if ended.returncode == 0 and json.loads(ended.stdout)["passed"] is True:
+        return 0, None
+    lines = ended.stderr.strip().splitlines() or [f"exit {ended.returncode}"]
+    return ended.returncode or 1, f"{name} {options}: {lines[-1]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--budget", type=float, default=75.0, help="seconds; cases beyond it are left out, and said so")
+    parser.add_argument("--patience", type=float, default=25.0, help="seconds that one case may take")
+    arguments = parser.parse_args()
+
+    start = time.monotonic()
+    todo = list(cases(arguments.device != "cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, shape in enumerate(sorted({shape for shape, _ in todo})):
+            name = "x".join(str(size) for size in shape)
+            write_problem(os.path.join(folder, f"{name}.safetensors"), *shape, seed)
+        # One alone first: it says whether the device can be used at all.
+        code, line = check(arguments, folder, 0, *todo[0])
+        if code == 2:
+            print(f"device {arguments.device} cannot be used: {line.split(': ', 1)[-1]}")
+            return 2
+        results = [(code, line)]
+
+        def run(numbered):
+            number, (shape, options) = numbered
+            if time.monotonic() - start > arguments.budget:
+                return None
+            return check(arguments, folder, number, shape, options)
+
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            results += pool.map(run, enumerate(todo[1:], 1))
+
+    failures = [result[1] for result in results if result is not None and result[0] != 0]
+    left_out = results.count(None)
+    for line in failures:
+        print(f"FAILED {line}")
+    passed = len(results) - left_out - len(failures)
+    print(f"correctness on {arguments.device}: {passed} of {len(results)} cases passed, {len(failures)} failed", end="")
+    print(f", {left_out} left out for want of time" if left_out else "", end="")
+    print(f" ({time.monotonic() - start:.0f} s)")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

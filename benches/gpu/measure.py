@@ -1,0 +1,243 @@
+"""Times `vocabfuse bench` and the competitors of `peers.py` in turn, and prints a table in markdown.
+
+Needs the standard library only: without torch the table has vocabfuse alone. Exits with 1 if vocabfuse fails, or a
+check of its results at full size does.
+"""
+
+import argparse
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import time
+
+MODES = {"vocabfuse, saved": "yes", "vocabfuse, recompute": "no"}
+MATMUL = "matmul"
+MOST_TURNS = 5
+
+
+class Worker:
+    """A process of `peers.py`, started anew when it dies or does not answer."""
+
+    def __init__(self, device):
+        self.device = device
+        self.process = self.shape = None
+
+    def ask(self, request, seconds):
+        """The answer; one with `error` also when there is none."""
+        if self.process is None:
+            path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers.py")
+            self.process = subprocess.Popen(
+                [sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            if request["op"] != "probe":
+                self.ask({"op": "probe", "device": self.device}, 60)
+            if request["op"] == "run" and self.shape is not None:
+                self.ask(self.shape, 60)
+        if request["op"] == "load":
+            self.shape = request
+        try:
+            self.process.stdin.write((json.dumps(request) + "\n").encode())
+            self.process.stdin.flush()
+            # One answer a request, so nothing waits in a buffer.
+            ready, _, _ = select.select([self.process.stdout], [], [], max(seconds, 1))
+            line = self.process.stdout.readline() if ready else b""
+        except OSError:
+            line, ready = b"", [self.process]
+        if line:
+            return json.loads(line)
+        self.stop()
+        return {"error": "its process ended" if ready else f"no answer within {seconds:.0f} s"}
+
+    def stop(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class Failed(Exception):
+    """vocabfuse did not run, or its results are wrong."""
+
+
+def bench(arguments, shape, save, check, seconds):
+    """One run of `vocabfuse bench`; its JSON object."""
+    tokens, hidden, vocab = (str(size) for size in shape)
+    command = [arguments.binary, "bench", "--device", arguments.device, "--dtype", arguments.dtype, "--save", save]
+    command += ["--tokens", tokens, "--hidden", hidden, "--vocab", vocab, "--rounds", str(arguments.rounds), "--json"]
+    command += ["--check"] if check else []
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1), check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    if ended.returncode != 0:
+        lines = ended.stderr.strip().splitlines() or [f"exit {ended.returncode}"]
+        raise Failed(f"{tokens},{hidden},{vocab}, --save {save}: {lines[-1]}")
+    return json.loads(ended.stdout)
+
+
+class Shape:
+    """What was measured at one shape, by competitor: a list with one entry a turn."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+        self.turns = {}
+        self.failures = {}
+
+    def add(self, name, entry):
+        self.turns.setdefault(name, []).append(entry)
+
+    def median(self, name, key="ms"):
+        values = [turn[key] for turn in self.turns.get(name, []) if turn.get(key) is not None]
+        return statistics.median(values) if values else None
+
+    def tflops(self, name, products):
+        ms = self.median(name)
+        tokens, hidden, vocab = self.sizes
+        return products * tokens * hidden * vocab / (ms * 1e9) if ms else None
+
+    def ratio(self, name, best):
+        """Time over that of the fastest vocabfuse, pair by pair."""
+        pairs = zip(self.turns.get(name, []), self.turns.get(best, []))
+        ratios = [theirs["ms"] / ours["ms"] for theirs, ours in pairs]
+        return statistics.median(ratios) if ratios else None
+
+
+def entry(report):
+    """A turn of vocabfuse from its JSON object."""
+    passes = report["passes"]
+    return {
+        "ms": passes["whole"]["median_ms"],
+        "s": passes["s"]["median_ms"],
+        "c1": passes["combine"]["median_ms"],
+        "t": passes["t"]["median_ms"],
+        # Memory of the host is not counted as the device's is.
+        "peak_bytes": report["peak_bytes"],
+        "clock": report["clock"],
+        "device": report["device"],
+    }
+
+
+def measure(arguments, sizes, worker, competitors, deadline):
+    """Turns of all competitors in turn, while another turn fits before the deadline; one at least."""
+    shape = Shape(sizes)
+    peers = list(competitors)
+    if peers:
+        reply = worker.ask({"op": "load", "shape": sizes, "dtype": arguments.dtype}, 60)
+        if "error" in reply:
+            print(f"torch at {sizes}: {reply['error']}")
+            peers = []
+    for turn in range(MOST_TURNS):
+        start = time.monotonic()
+        for name, save in MODES.items():
+            report = bench(arguments, sizes, save, turn == 0, deadline + 30 - time.monotonic())
+            if report is None:
+                shape.failures[name] = "out of time"
+            else:
+                shape.add(name, entry(report))
+        for name in list(peers):
+            # The first turn compiles.
+            seconds = deadline + (30 if turn == 0 else 0) - time.monotonic()
+            if seconds < 1:
+                reply = {"error": "out of time"}
+            else:
+                reply = worker.ask({"op": "run", "competitor": name, "rounds": arguments.rounds}, seconds)
+            if "error" in reply:
+                peers.remove(name)
+                shape.failures[name] = reply["error"]
+            else:
+                shape.add(name, reply)
+        if time.monotonic() + 0.7 * (time.monotonic() - start) > deadline:
+            break
+    for name, failure in shape.failures.items():
+        print(f"{name} at {sizes}: {failure}")
+    return shape
+
+
+def cell(value, form):
+    return "" if value is None else format(value, form)
+
+
+def rows(shape):
+    """Rows of the table."""
+    ours = [name for name in MODES if shape.turns.get(name)]
+    best = min(ours, key=shape.median) if ours else None
+    matmul = shape.tflops(MATMUL, 2)
+    sizes = ",".join(str(size) for size in shape.sizes)
+    turns = max((len(turns) for turns in shape.turns.values()), default=0)
+    for name in [*MODES, *(name for name in shape.turns if name not in MODES)]:
+        if not shape.turns.get(name):
+            continue
+        rate = shape.tflops(name, 2 if name == MATMUL else 6)
+        share = None if rate is None or not matmul else 100 * rate / matmul
+        peak = shape.median(name, "peak_bytes")
+        yield [
+            sizes,
+            f"{name} (2NVH)" if name == MATMUL else name,
+            *(cell(shape.median(name, key), ".3f") for key in ["s", "c1", "t", "ms"]),
+            cell(rate, ".1f"),
+            cell(share, ".0f") + (" %" if share is not None else ""),
+            cell(None if peak is None else peak / 2**20, ".0f"),
+            "" if name == MATMUL or best is None else cell(shape.ratio(name, best), ".2f"),
+            str(turns),
+        ]
+
+
+def table(shapes):
+    head = ["N,H,V", "", "S ms", "C1 ms", "T ms", "whole ms", "TFLOP/s", "of matmul", "MiB over inputs", "time ratio"]
+    lines = [[*head, "turns"], ["---"] * (len(head) + 1)]
+    lines += [row for shape in shapes for row in rows(shape)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--shapes", required=True, help="N,H,V of each, with spaces between them")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of a turn; their median counts")
+    parser.add_argument("--budget", type=float, default=200.0, help="seconds")
+    arguments = parser.parse_args()
+    sizes = [[int(size) for size in shape.split(",")] for shape in arguments.shapes.split()]
+
+    start = time.monotonic()
+    worker = Worker(arguments.device)
+    found = worker.ask({"op": "probe", "device": arguments.device}, 60)
+    competitors = []
+    if "error" in found:
+        print(f"torch: {found['error']}; no comparison, and no share of a matmul")
+    else:
+        missing = {name: why for name, why in found["competitors"].items() if why is not None}
+        competitors = [MATMUL, *(name for name in found["competitors"] if name not in missing)]
+        for name, why in missing.items():
+            print(f"{name}: not here ({why})")
+    shapes, failure = [], None
+    try:
+        for number, shape in enumerate(sizes):
+            # What one shape leaves over, the next ones share.
+            left = arguments.budget - (time.monotonic() - start)
+            deadline = time.monotonic() + left / (len(sizes) - number)
+            shapes.append(measure(arguments, shape, worker, competitors, deadline))
+    except Failed as error:
+        failure = error
+    finally:
+        worker.stop()
+
+    turns = [turn for shape in shapes for name in MODES for turn in shape.turns.get(name, [])]
+    if turns:
+        card = found.get("gpu") or turns[0]["device"]
+        clock = "CUDA events, without copies from and to the host" if turns[0]["clock"] == "events" else "the host's clock"
+        print(f"\n{card}, {arguments.dtype}, torch {found.get('torch', 'none')}; vocabfuse by {clock}.")
+        print("Forward and backward; TFLOP/s of 6NVH; medians over turns of", arguments.rounds, "rounds, interleaved.")
+        print("vocabfuse gives dX and dW in f32, the others in the type of their inputs.\n")
+        print(table(shapes))
+    if failure is not None:
+        print(f"FAILED {failure}")
+    return 0 if failure is None and turns else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
