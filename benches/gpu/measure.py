@@ -34,7 +34,7 @@ class Worker:
             )
             if request["op"] != "probe":
                 self.ask({"op": "probe", "device": self.device}, 60)
-            if request["op"] == "run" and self.shape is not None:
+            if request["op"] in ("warm", "run") and self.shape is not None:
                 self.ask(self.shape, 60)
         if request["op"] == "load":
             self.shape = request
@@ -129,6 +129,13 @@ def measure(arguments, sizes, worker, competitors, deadline):
         if "error" in reply:
             print(f"torch at {sizes}: {reply['error']}")
             peers = []
+    for name in list(peers):
+        # Compiling takes a while, but each competitor does it once, and leaves time for the others.
+        seconds = max(10.0, (deadline - time.monotonic()) / 2)
+        reply = worker.ask({"op": "warm", "competitor": name}, seconds)
+        if "error" in reply:
+            peers.remove(name)
+            shape.failures[name] = reply["error"]
     for turn in range(MOST_TURNS):
         start = time.monotonic()
         for name, save in MODES.items():
@@ -138,8 +145,7 @@ def measure(arguments, sizes, worker, competitors, deadline):
             else:
                 shape.add(name, entry(report))
         for name in list(peers):
-            # The first turn compiles.
-            seconds = deadline + (30 if turn == 0 else 0) - time.monotonic()
+            seconds = deadline + 10 - time.monotonic()
             if seconds < 1:
                 reply = {"error": "out of time"}
             else:
@@ -149,7 +155,8 @@ def measure(arguments, sizes, worker, competitors, deadline):
                 shape.failures[name] = reply["error"]
             else:
                 shape.add(name, reply)
-        if time.monotonic() + 0.7 * (time.monotonic() - start) > deadline:
+        # The first turn checks at full size, too.
+        if time.monotonic() + (0.8 if turn == 0 else 1.0) * (time.monotonic() - start) > deadline:
             break
     for name, failure in shape.failures.items():
         print(f"{name} at {sizes}: {failure}")
@@ -177,7 +184,7 @@ def rows(shape):
             sizes,
             f"{name} (2NVH)" if name == MATMUL else name,
             *(cell(shape.median(name, key), ".3f") for key in ["s", "c1", "t", "ms"]),
-            cell(rate, ".1f"),
+            cell(rate, ".4g"),
             cell(share, ".0f") + (" %" if share is not None else ""),
             cell(None if peak is None else peak / 2**20, ".0f"),
             "" if name == MATMUL or best is None else cell(shape.ratio(name, best), ".2f"),

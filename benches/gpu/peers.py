@@ -88,18 +88,22 @@ class Peers:
 
         return both
 
+    def warm(self, name):
+        """Gets a competitor ready, which may compile."""
+        if name == "torch-compile":
+            # Or a second shape would be compiled for any size, which is slower.
+            self.torch._dynamo.reset()
+        step = self.step(name)
+        step()
+        step()
+        self.peaks[name] = self.peak(step)
+        self.steps[name] = step
+        self.release()
+
     def run(self, name, rounds):
         """Median milliseconds of some rounds, and bytes over the inputs."""
-        torch = self.torch
         if name not in self.steps:
-            if name == "torch-compile":
-                # Or a second shape would be compiled for any size, which is slower.
-                torch._dynamo.reset()
-            step = self.step(name)
-            step()
-            step()
-            self.peaks[name] = self.peak(step)
-            self.steps[name] = step
+            self.warm(name)
         step = self.steps[name]
         step()
         times = [self.time(step) for _ in range(rounds)]
@@ -166,6 +170,9 @@ def answer(state, request):
     if op == "load":
         state["peers"] = None
         state["peers"] = Peers(state["device"], request["shape"], request["dtype"])
+        return {}
+    if op == "warm":
+        state["peers"].warm(request["competitor"])
         return {}
     if op == "run":
         return state["peers"].run(request["competitor"], request["rounds"])

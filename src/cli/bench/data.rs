@@ -27,6 +27,12 @@ pub struct Data {
 
 impl Data {
     pub fn new([tokens, hidden, vocab]: [usize; 3], dtype: Dtype, seed: u64) -> Result<Data> {
+        // Before the work, not after half of it: the largest of what is to come is dW, in f32.
+        for (option, rows) in [("--tokens", tokens), ("--vocab", vocab)] {
+            let bytes = rows.checked_mul(hidden).and_then(|count| count.checked_mul(size_of::<f32>()));
+            let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok());
+            bytes.with_context(|| format!("option {option} {rows}: too large with --hidden {hidden}"))?;
+        }
         // Uniform values of variance one.
         let bound = 3.0_f32.sqrt();
         let x = matrix("--tokens", tokens, hidden, dtype, bound, seed)?;
@@ -67,7 +73,7 @@ fn row(values: &Elements, row: usize, width: usize) -> Vec<f64> {
 }
 
 fn matrix(option: &str, rows: usize, columns: usize, dtype: Dtype, bound: f32, seed: u64) -> Result<Elements> {
-    let count = rows.checked_mul(columns).with_context(|| format!("option {option} {rows}: too large"))?;
+    let count = rows * columns;
     Ok(match dtype {
         Dtype::F32 => Elements::F32(random(option, count, bound, seed, |v| v)?),
         Dtype::Bf16 => Elements::Bf16(random(option, count, bound, seed, bf16::from_f32)?),
