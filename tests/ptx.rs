@@ -221,6 +221,15 @@ fn damaged_kernels_of_the_cache_are_rebuilt() {
 }
 
 #[test]
+fn kernels_compile_ahead_for_a_gpu_that_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = Gpu::compile_ahead("sm_90", Dtype::F16, None, CHUNK, folder.path()).unwrap();
+    assert!(names.iter().any(|n| n.starts_with("weight_grad__f16_c512")), "{names:?}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), names.len());
+    assert!(Gpu::compile_ahead("sm_70", Dtype::F16, None, CHUNK, folder.path()).is_err());
+}
+
+#[test]
 fn ranks_of_a_group_share_a_device() {
     use vocabfuse_runtime::{Batch, Local, Matrix, OutputLayer, Shard, ShardLayout};
     let layout = ShardLayout::even(4, 2).unwrap();

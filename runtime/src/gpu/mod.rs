@@ -5,7 +5,9 @@
 
 mod buffer;
 mod cache;
+mod call;
 mod clock;
+mod compile;
 mod cuda;
 mod driver;
 mod finish;
@@ -26,7 +28,7 @@ use kernels::Library;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use vocabfuse_codegen::{Loss, Precision};
+use vocabfuse_codegen::{Dtype, Loss, Precision};
 
 /// A GPU, or an interpreter in its place. Clones are the same device.
 ///
@@ -105,6 +107,21 @@ impl Gpu {
         let driver = Arc::clone(self.library.driver());
         self.library = Arc::new(Library::new(driver, Cache::at(folder)));
         self
+    }
+
+    /// Compiles every kernel of a dtype and chunk for a GPU that need not be there, such as `sm_90`, into a cache folder,
+    /// which a machine without NVRTC can use. Returns their names.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without NVRTC; [`Error::Compile`] for what no kernel covers, or a kernel that breaks a rule.
+    pub fn compile_ahead(
+        architecture: &str,
+        dtype: Dtype,
+        precision: Option<Precision>,
+        chunk: usize,
+        folder: &Path,
+    ) -> Result<Vec<String>> {
+        compile::ahead(architecture, dtype, precision, chunk, folder)
     }
 
     /// For reports: `cuda:0 (name)` or `ptx:sm_80`.

@@ -104,12 +104,13 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
         x = Buffer::new(driver, tokens * width * kernels.dtype.size())?;
         gather(kernels, &all, &Buffer::with(driver, pass.rows)?, width, &x, tokens)?;
     }
+    // Copied from memory of ours: if the caller has pinned his, it might be read after he has it back.
+    let bias = pass.inputs.bias.map(<[f32]>::to_vec);
     Ok(Inputs {
         x,
         w: Buffer::matrix(driver, pass.w, width)?,
         width,
-        // Copied from memory of ours: if the caller has pinned his, it might be read after he has it back.
-        bias: pass.inputs.bias.map(|bias| Buffer::with(driver, &bias.to_vec())).transpose()?,
+        bias: bias.map(|bias| Buffer::with(driver, &bias)).transpose()?,
         targets: Buffer::with(driver, &pass.targets[..tokens])?,
     })
 }
