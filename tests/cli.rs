@@ -334,7 +334,7 @@ fn unusable_options_are_refused() {
     vocabfuse(folder.0.path(), &["run", "--input", "in.safetensors", "--output", "absent/out"])
         .refused(&["--output", "absent/out"]);
     vocabfuse(folder.0.path(), &["run", "--input", "in.safetensors"]).refused(&["--output"]);
-    vocabfuse(folder.0.path(), &[]).refused(&["subcommand", "run", "train", "generate", "list", "bench"]);
+    vocabfuse(folder.0.path(), &[]).refused(&["subcommand", "run", "train", "generate", "list", "bench", "compile"]);
 }
 
 #[test]
@@ -496,9 +496,27 @@ fn bench_refuses_what_it_cannot_measure() {
 }
 
 #[test]
+fn compile_fills_a_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let compile = |options: &str| {
+        let arguments: Vec<&str> = std::iter::once("compile").chain(options.split_whitespace()).collect();
+        vocabfuse(folder.path(), &arguments)
+    };
+    let report = compile("--architecture sm_90 --dtype bf16 --chunk 512 --out cubins --json").json();
+    let kernels = report["kernels"].as_array().unwrap();
+    assert!(kernels.iter().any(|k| k.as_str().unwrap().starts_with("logits_softmax__")), "{report}");
+    assert_eq!(std::fs::read_dir(folder.path().join("cubins")).unwrap().count(), kernels.len());
+    compile("--architecture sm_20 --out cubins").refused(&["sm_20", "sm_90"]);
+    compile("--architecture sm_90").refused(&["--out"]);
+    compile("--architecture sm_90 --dtype f32 --precision exact --out cubins").refused(&["f32", "tf32"]);
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    compile("--architecture sm_90 --out file").refused(&["--out", "file"]);
+}
+
+#[test]
 fn help_has_examples() {
     let folder = tempfile::tempdir().unwrap();
-    for command in ["run", "train", "generate", "list", "bench"] {
+    for command in ["run", "train", "generate", "list", "bench", "compile"] {
         let ended = vocabfuse(folder.path(), &[command, "--help"]);
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
         assert!(ended.stdout.contains("Example") && ended.stdout.contains("--json"), "{}", ended.stdout);

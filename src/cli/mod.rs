@@ -1,6 +1,7 @@
 //! Commands, their options and their exit codes.
 
 mod bench;
+mod compile;
 mod generate;
 mod list;
 mod run;
@@ -30,6 +31,7 @@ enum Command {
     Generate(generate::Args),
     List(list::Args),
     Bench(bench::Args),
+    Compile(compile::Args),
 }
 
 /// How a command that could use its input ended.
@@ -60,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::List(args) => list::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Compile(args) => compile::run(&args),
     };
     match result {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
