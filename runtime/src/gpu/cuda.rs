@@ -58,6 +58,7 @@ impl Cuda {
             return Err(Error::Device(format!("cuda:{ordinal} has no stream-ordered memory pool; expected one")));
         }
         let name = format!("cuda:{ordinal} ({})", context.name().map_err(failed)?);
+        keep_memory(&context).map_err(failed)?;
         let stream = context.new_stream().map_err(failed)?;
         Ok(Cuda {
             name,
@@ -96,6 +97,17 @@ impl Cuda {
         let stream = self.bind()?;
         self.clock().end(stream).map_err(self.failed("clock"))?;
         Ok(stream)
+    }
+}
+
+// Memory that is freed stays in the pool for the next microbatch, instead of going back at the next synchronisation.
+fn keep_memory(context: &CudaContext) -> std::result::Result<(), DriverError> {
+    let mut threshold = u64::MAX;
+    // SAFETY: the device is the context's, and the attribute is a number of 64 bits.
+    unsafe {
+        let pool = result::device::get_mem_pool(context.cu_device())?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut threshold).cast())
     }
 }
 
@@ -203,5 +215,22 @@ impl Driver for Cuda {
         self.for_host()?;
         self.synchronize()?;
         self.clock().take().map(Some).map_err(self.failed("clock"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_the_error_says_what_is_missing() {
+        // SAFETY: as in `Cuda::new`.
+        if unsafe { sys::is_culib_present() } {
+            return;
+        }
+        let error = Cuda::new(0).unwrap_err();
+        assert!(matches!(error, Error::Missing(_)), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("cuda:0") && text.contains("libcuda.so.1") && !text.contains('\n'), "{text}");
     }
 }
