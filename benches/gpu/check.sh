@@ -9,7 +9,7 @@
 # Exits with 0 if all is correct, 1 if something is not, 2 if nothing could be checked. Settings, by environment:
 #   DEVICE             cuda:N, cpu or ptx:sm_80               [cuda:0]
 #   SHAPES             N,H,V of each, spaces between them
-#   ROUNDS             rounds of a turn                       [7]
+#   ROUNDS             rounds of a turn                       [3]
 #   CHECK_SECONDS      time for correctness                   [75]
 #   BENCH_SECONDS      time for measurements                  [200]
 #   VOCABFUSE_BIN      the program                            [target/release/vocabfuse]
@@ -57,7 +57,7 @@ if [[ $device == ptx:* ]]; then
 else
     timeout -k 5 $((bench_seconds + 45)) \
         python3 benches/gpu/measure.py --binary "$binary" --device "$device" --shapes "$shapes" \
-        --rounds "${ROUNDS:-7}" --budget "$bench_seconds" || measured=$?
+        --rounds "${ROUNDS:-3}" --budget "$bench_seconds" || measured=$?
 fi
 [[ $measured -ne 124 ]] || echo "measurements did not end in time"
 

@@ -121,3 +121,32 @@ fn timed<T>(gpu: Option<&Gpu>, work: impl FnOnce() -> vocabfuse::Result<T>) -> R
     let device = gpu.map(Gpu::stop_clock).transpose()?.flatten();
     Ok((result, Time { host: start.elapsed().as_secs_f64() * 1e3, device }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vocabfuse::{Dtype, Ptx, Save};
+
+    #[test]
+    fn a_gpu_has_memory_and_a_clock_of_its_own() {
+        // The interpreter stands in for a GPU; it has no clock.
+        let folder = tempfile::tempdir().unwrap();
+        let gpu = Gpu::ptx(&Ptx::new("sm_80").unwrap()).unwrap().with_cache(folder.path());
+        let data = Data::new([40, 16, 700], Dtype::Bf16, 1).unwrap();
+        let peak = |save| {
+            let policy = Policy { save, chunk: Some(512), ..Policy::default() };
+            let setting = Setting { data: &data, device: &gpu, gpu: Some(&gpu), policy, rounds: 1 };
+            let measured = measure(&setting).unwrap();
+            assert_eq!((measured.events, measured.saved), (false, save == Save::Yes));
+            assert_eq!(super::super::check::check(&data, &measured, None).failed(), [""; 0]);
+            measured.peak_bytes
+        };
+        let (saved, recomputed) = (peak(Save::Yes), peak(Save::No));
+        // dW lives on the device in pass T, and saved numerators with it.
+        assert!(recomputed >= 700 * 16 * 4 + 40 * 512 * 2, "{recomputed}");
+        assert!(saved >= 700 * 16 * 4 + 40 * 700 * 2, "{saved}");
+        // All is freed again.
+        gpu.take_peak_bytes();
+        assert_eq!(gpu.take_peak_bytes(), 0);
+    }
+}

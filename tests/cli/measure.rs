@@ -1,0 +1,87 @@
+//! `bench` and `compile`.
+
+use super::{Ended, vocabfuse};
+use serde_json::Value;
+
+fn bench(options: &str) -> Ended {
+    let folder = tempfile::tempdir().unwrap();
+    let size = "bench --tokens 40 --hidden 24 --vocab 1100 --threads 2";
+    vocabfuse(folder.path(), &size.split(' ').chain(options.split_whitespace()).collect::<Vec<_>>())
+}
+
+#[test]
+fn bench_reports_each_pass() {
+    for (dtype, save, saved) in [("f32", "yes", true), ("bf16", "no", false), ("f16", "auto", true)] {
+        let options = format!("--dtype {dtype} --save {save} --rounds 2 --chunk 512 --check --json");
+        let report = bench(&options).json();
+        for pass in ["s", "combine", "t", "whole"] {
+            let value = |key: &str| report["passes"][pass][key].as_f64();
+            assert!(value("min_ms") <= value("median_ms") && value("min_ms") > Some(0.0), "{pass} in {report}");
+            // C1 is no matrix product.
+            assert_eq!(value("gflops").is_some_and(|rate| rate > 0.0), pass != "combine", "{pass} in {report}");
+            if cfg!(target_arch = "x86_64") {
+                assert_eq!(value("share").is_some(), pass != "combine" && report["peak"].is_object(), "{report}");
+            }
+        }
+        assert_eq!((&report["saved"], &report["passed"]), (&Value::from(saved), &Value::from(true)), "{report}");
+        assert_eq!((&report["clock"], &report["rounds"]), (&Value::from("host"), &Value::from(2)));
+        assert_eq!((&report["dtype"], &report["threads"]), (&Value::from(dtype), &Value::from(2)));
+        for output in ["lse", "dx", "dw"] {
+            let value = |key: &str| report["check"][output][key].as_f64().unwrap();
+            assert!(value("error") <= value("limit"), "{output} in {report}");
+        }
+        assert_eq!(report["output_bytes"], (40 + 1100) * 24 * 4);
+        assert!(report["peak_bytes"].as_u64() > report["output_bytes"].as_u64(), "{report}");
+    }
+}
+
+#[test]
+fn bench_prints_a_table() {
+    let ended = bench("--rounds 1");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    for word in ["40 tokens", "C1", "whole", "GFLOP/s", "the host's clock", "MiB"] {
+        assert!(ended.stdout.contains(word), "no {word} in {}", ended.stdout);
+    }
+    assert!(!ended.stdout.contains("error against f64"), "{}", ended.stdout);
+}
+
+#[test]
+fn bench_refuses_what_it_cannot_measure() {
+    let faults: &[(&str, &[&str])] = &[
+        ("--rounds 0", &["--rounds", "at least 1"]),
+        ("--dtype f64", &["--dtype", "f32, bf16, f16"]),
+        ("--save perhaps", &["--save", "auto, yes, no"]),
+        ("--chunk 1000", &["--chunk", "power of two"]),
+        ("--threads 0", &["--threads"]),
+        ("--device ptx:sm_80", &["--device", "ptx:sm_80", "no stopwatch"]),
+        ("--device cuda:99", &["cuda:99"]),
+        ("--precision tf32", &["--precision", "exact"]),
+        ("--ranks 2", &["--ranks"]),
+    ];
+    for (options, words) in faults {
+        bench(options).refused(words);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let huge = ["bench", "--tokens", "1", "--hidden", "4000000000", "--vocab", "9000000000000"];
+    vocabfuse(folder.path(), &huge).refused(&["--vocab", "too large"]);
+    let none = ["bench", "--tokens", "0"];
+    vocabfuse(folder.path(), &none).refused(&["--tokens", "at least 1"]);
+}
+
+#[test]
+fn compile_fills_a_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let compile = |options: &str| {
+        let arguments: Vec<&str> = std::iter::once("compile").chain(options.split_whitespace()).collect();
+        vocabfuse(folder.path(), &arguments)
+    };
+    let report = compile("--architecture sm_90 --dtype bf16 --chunk 512 --out cubins --json").json();
+    let kernels = report["kernels"].as_array().unwrap();
+    assert!(kernels.iter().any(|k| k.as_str().unwrap().starts_with("logits_softmax__")), "{report}");
+    assert_eq!(std::fs::read_dir(folder.path().join("cubins")).unwrap().count(), kernels.len());
+    compile("--architecture sm_20 --out cubins").refused(&["sm_20", "sm_90"]);
+    compile("--architecture sm_90").refused(&["--out"]);
+    compile("--architecture sm_90 --dtype f32 --precision exact --out cubins").refused(&["f32", "tf32"]);
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    compile("--architecture sm_90 --out file").refused(&["--out", "file"]);
+}
