@@ -76,7 +76,7 @@ def bench(arguments, shape, save, check, seconds):
         return None
     if ended.returncode != 0:
         lines = ended.stderr.strip().splitlines() or [f"exit {ended.returncode}"]
-        raise Failed(f"{tokens},{hidden},{vocab}, --save {save}: {lines[-1]}")
+        raise Failed(lines[-1])
     return json.loads(ended.stdout)
 
 
@@ -87,6 +87,7 @@ class Shape:
         self.sizes = sizes
         self.turns = {}
         self.failures = {}
+        self.correct = True
 
     def add(self, name, entry):
         self.turns.setdefault(name, []).append(entry)
@@ -141,7 +142,14 @@ def measure(arguments, sizes, worker, competitors, deadline):
     for turn in range(MOST_TURNS):
         start = time.monotonic()
         for name, save in MODES.items():
-            report = bench(arguments, sizes, save, turn == 0, deadline + 30 - time.monotonic())
+            if name in shape.failures:
+                continue
+            try:
+                report = bench(arguments, sizes, save, turn == 0, deadline + 30 - time.monotonic())
+            except Failed as error:
+                shape.failures[name] = f"FAILED: {error}"
+                shape.correct = False
+                continue
             if report is None:
                 shape.failures[name] = "out of time"
             else:
@@ -223,30 +231,27 @@ def main():
         competitors = [MATMUL, *(name for name in found["competitors"] if name not in missing)]
         for name, why in missing.items():
             print(f"{name}: not here ({why})")
-    shapes, failure = [], None
+    shapes = []
     try:
         for number, shape in enumerate(sizes):
             # What one shape leaves over, the next ones share.
             left = arguments.budget - (time.monotonic() - start)
             deadline = time.monotonic() + left / (len(sizes) - number)
             shapes.append(measure(arguments, shape, worker, competitors, deadline))
-    except Failed as error:
-        failure = error
     finally:
         worker.stop()
 
     turns = [turn for shape in shapes for name in MODES for turn in shape.turns.get(name, [])]
     if turns:
         card = found.get("gpu") or turns[0]["device"]
-        clock = "CUDA events, without copies from and to the host" if turns[0]["clock"] == "events" else "the host's clock"
+        events = turns[0]["clock"] == "events"
+        clock = "CUDA events, without copies from and to the host" if events else "the host's clock"
         print(f"\n{card}, {arguments.dtype}, torch {found.get('torch', 'none')}; vocabfuse by {clock}.")
         rounds = f"{arguments.rounds} rounds, of the others {PEER_ROUNDS * arguments.rounds}"
         print(f"Forward and backward; TFLOP/s of 6NVH; medians over turns of {rounds}, interleaved.")
         print("vocabfuse gives dX and dW in f32, the others in the type of their inputs.\n")
         print(table(shapes))
-    if failure is not None:
-        print(f"FAILED {failure}")
-    return 0 if failure is None and turns else 1
+    return 0 if turns and all(shape.correct for shape in shapes) else 1
 
 
 if __name__ == "__main__":
