@@ -85,3 +85,25 @@ fn compile_fills_a_cache() {
     std::fs::write(folder.path().join("file"), "").unwrap();
     compile("--architecture sm_90 --out file").refused(&["--out", "file"]);
 }
+
+#[cfg(unix)]
+#[test]
+fn the_check_of_a_gpu_runs_on_a_cpu() {
+    let check = |device: &str| {
+        std::process::Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/gpu/check.sh"))
+            .envs([("DEVICE", device), ("SHAPES", "8,8,100"), ("VOCABFUSE_BIN", env!("CARGO_BIN_EXE_vocabfuse"))])
+            // Cases that would take longer are left out.
+            .envs([("CHECK_SECONDS", "1"), ("BENCH_SECONDS", "1")])
+            .output()
+            .unwrap()
+    };
+    let ended = check("cpu");
+    let text = String::from_utf8_lossy(&ended.stdout);
+    assert_eq!(ended.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&ended.stderr));
+    for words in ["correctness on cpu: ", " 0 failed", "| 8,8,100 | vocabfuse, recompute |"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    let ended = check("gpu");
+    assert_eq!(ended.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&ended.stdout).starts_with("nothing was checked: "));
+}
