@@ -124,6 +124,8 @@ fn an_infinite_logit_stays_in_its_row() {
         let out = run(cpu, case, &tensors).unwrap().out;
         assert!(out.loss[4].is_nan(), "{}", cpu.name());
         assert!(out.loss.iter().enumerate().all(|(row, l)| row == 4 || l.is_finite()), "{}", cpu.name());
+        let others = out.dx.chunks(case.hidden).enumerate().filter(|(row, _)| *row != 4);
+        assert!(others.flat_map(|(_, dx)| dx).all(|v| v.is_finite()), "{}", cpu.name());
     });
 }
 
@@ -198,6 +200,39 @@ fn growing_logits_repair_the_reference() {
         tensors.targets = (0..9).map(|i| i * 280).collect();
         let run = run(cpu, case, &tensors).unwrap();
         check(case, &tensors, &run).unwrap();
+    });
+}
+
+#[test]
+fn huge_logits_and_finite_masks_are_ordinary_numbers() {
+    // Beyond 2^22 a reference in f32 is no exact integer multiple of anything near a logit any more.
+    let loss = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+    let case = two_ranks(Case { loss, ..Case::new(5, 8, 1100) });
+    everywhere(&case, |cpu, case| {
+        if case.dtype == Dtype::F16 {
+            return; // f16 has no such numbers to save.
+        }
+        for huge in [5e6, 3e9, 1e10, 2e10, 1e12, 1e20, 1e30] {
+            let mut tensors = Tensors::random(case);
+            tensors.targets = vec![600, 601, 700, 1000, 1099];
+            // A chunk and more that is masked by a finite number, as some programs do.
+            tensors.bias = Some((0..case.vocab).map(|v| if v < 600 { -huge } else { 0.0 }).collect());
+            check(case, &tensors, &run(cpu, case, &tensors).unwrap())
+                .unwrap_or_else(|e| panic!("{} {huge:e}: {e}", cpu.name()));
+            // The whole row is far below zero, or one logit far above it.
+            for (everywhere, one) in [(-huge, 0.0), (huge, 0.0), (0.0, huge)] {
+                let bias = |v| if v == 601 { everywhere + one } else { everywhere };
+                tensors.bias = Some((0..case.vocab).map(bias).collect());
+                let out = run(cpu, case, &tensors).unwrap().out;
+                let truth = common::truth(case, &tensors);
+                // The logits themselves are rounded to multiples of `huge` / 2^24, and so is what depends on them.
+                for (got, want) in out.loss.iter().zip(&truth.loss).chain(out.lse.iter().zip(&truth.lse)) {
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(error <= f64::from(huge) * 1e-6, "{got} for {want} with {huge:e} on {}", cpu.name());
+                }
+                assert!(out.dx.iter().chain(&out.dw).all(|v| v.is_finite()), "{huge:e} on {}", cpu.name());
+            }
+        }
     });
 }
 

@@ -17,7 +17,8 @@ use std::path::Path;
 /// let builder = Builder::new().targets(&[Target::Scalar]).dtypes(&[Dtype::F32]).chunks(&[1024]);
 /// std::fs::write(out, builder.bundle().unwrap()).unwrap();
 /// ```
-/// The crate then has `include!(concat!(env!("OUT_DIR"), "/kernels.rs"));` and registers `scalar::KERNELS` with
+/// The crate depends on `vocabfuse-kernels` and `half`, which the text names, has
+/// `include!(concat!(env!("OUT_DIR"), "/kernels.rs"));` and registers `scalar::KERNELS` with
 /// `vocabfuse_kernels::Registry::extend`.
 #[derive(Clone, Debug)]
 pub struct Builder {

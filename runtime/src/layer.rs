@@ -222,12 +222,13 @@ impl<D: Device> OutputLayer<D> {
         let needed = |save: bool| self.device.working_set(kernels, extent, save) + if save { saved } else { 0 };
         let budget = self.policy.memory_budget.unwrap_or(DEFAULT_BUDGET);
         let fits = |save: bool| self.policy.memory_budget.is_none() || needed(save) <= budget;
-        match self.policy.save {
-            Save::Auto if needed(true) <= budget => Ok(true),
-            Save::Auto | Save::No if fits(false) => Ok(false),
-            Save::Yes if fits(true) => Ok(true),
-            save => Err(Error::Budget { budget, needed: needed(save == Save::Yes) }),
-        }
+        let save = match self.policy.save {
+            // From sizes alone: scratch depends on the number of threads, and results must not.
+            Save::Auto => saved <= budget / 2,
+            Save::Yes => true,
+            Save::No => false,
+        };
+        if fits(save) { Ok(save) } else { Err(Error::Budget { budget, needed: needed(save) }) }
     }
 
     fn job<'a>(&self, kernels: D::Kernels, batch: Batch<'a>, shard: Shard<'a>, rows: Vec<u32>) -> Job<'a, D> {
@@ -251,10 +252,12 @@ impl<D: Device> OutputLayer<D> {
     fn agreement(&self, batch: &Batch<'_>, bias: bool) -> String {
         let mut hasher = DefaultHasher::new();
         batch.targets.hash(&mut hasher);
+        // X is not compared: that would cost a pass over it.
+        batch.upstream.map(|u| u.iter().map(|u| u.to_bits()).collect::<Vec<_>>()).hash(&mut hasher);
         let CrossEntropy { reduction, normalizer, ignore_index, logit_scale } = self.loss;
         format!(
             "rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, reduction {reduction}, \
-             normalizer {normalizer:?}, ignore_index {ignore_index:?}, logit_scale {logit_scale}, bias {bias}, targets {:016x}",
+             normalizer {normalizer:?}, ignore_index {ignore_index:?}, logit_scale {logit_scale}, bias {bias}, targets and upstream {:016x}",
             self.device.place(),
             batch.x.rows(),
             batch.x.columns(),

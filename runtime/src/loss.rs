@@ -39,8 +39,8 @@ impl Default for CrossEntropy {
 impl CrossEntropy {
     pub(crate) fn validate(&self) -> Result<()> {
         let bad = |option, message| Err(Error::Option { option, message });
-        if !self.logit_scale.is_finite() || self.logit_scale == 0.0 {
-            return bad("logit_scale", format!("expected a finite number other than 0, got {}", self.logit_scale));
+        if !self.logit_scale.is_normal() {
+            return bad("logit_scale", format!("expected a normal number other than 0, got {}", self.logit_scale));
         }
         match self.normalizer {
             Some(n) if !(n.is_finite() && n > 0.0) => {
@@ -82,7 +82,8 @@ impl CrossEntropy {
         if self.reduction == Reduction::None {
             return scatter(losses, rows, tokens);
         }
-        let sum: f64 = losses.iter().map(|l| f64::from(*l)).sum();
+        // An empty sum of floats is -0.
+        let sum = losses.iter().fold(0.0, |sum, l| sum + f64::from(*l));
         let divisor = match self.reduction {
             Reduction::Mean => self.normalizer.map_or(rows.len().max(1) as f64, f64::from),
             _ => 1.0,

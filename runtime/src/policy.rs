@@ -1,4 +1,4 @@
-//! How to run: choices that change time and memory, not results.
+//! How to run: choices that change time and memory, and results by no more than the rounding of the dtype.
 
 use crate::{Error, Result};
 use std::fmt;
@@ -19,7 +19,7 @@ pub enum Algorithm {
 /// Whether pass S keeps the numerators of the softmax for pass T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Save {
-    /// Keep them if they fit into the memory budget.
+    /// Keep them if they take no more than half of the memory budget.
     #[default]
     Auto,
     /// Keep them: N x V_d values of the input dtype, pass T does 2 NVH operations.
@@ -31,7 +31,8 @@ pub enum Save {
 /// Bytes over inputs and outputs that [`Save::Auto`] may use when no budget is given: 512 MiB.
 pub const DEFAULT_MEMORY_BUDGET: usize = 512 << 20;
 
-/// Choices that change time and memory, not results.
+/// Choices that change time and memory, and results by no more than the rounding of the dtype: saved values are kept in
+/// it, so in f16 those of a probability under 2^-24 of the row's largest are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Policy {
     /// Barriers.

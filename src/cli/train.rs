@@ -103,6 +103,10 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         seed: args.seed,
     };
     let mut twins = Twins::new(&data, &cpu, config)?;
+    // Before the work, not after it.
+    std::fs::create_dir_all(&args.out)
+        .and_then(|()| tempfile::tempfile_in(&args.out))
+        .with_context(|| format!("option --out {}: expected a folder that can be written to", args.out.display()))?;
     let steps = train(&mut twins, args.steps)?;
     let report = Report::new(&steps, &twins, &data, &cpu);
     train::write_charts(&args.out, &steps).context("option --out")?;

@@ -102,14 +102,14 @@ fn number<T: FromStr + Copy + Into<f64> + Display>(
 }
 
 pub fn nonzero(text: &str) -> Result<f32, String> {
-    number(text, |n| n != 0.0, "a finite number other than 0")
+    number(text, |n| n.is_normal(), "a finite, normal number other than 0")
 }
 
 pub fn above_zero(text: &str) -> Result<f32, String> {
     number(text, |n| n > 0.0, "a finite number above 0")
 }
 
-/// Options that change time and memory, not results.
+/// Options that change time and memory, and results by no more than rounding.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct PolicyArgs {
     /// Barriers a microbatch: naive 3, one 2, two 1
@@ -118,7 +118,7 @@ pub struct PolicyArgs {
     /// Keep the softmax numerators of pass S for pass T, or recompute them; auto keeps them if they fit into memory
     #[arg(long, default_value = "auto", value_parser = save())]
     save: Save,
-    /// Vocabulary entries a kernel works on at a time: a power of two that `vocabfuse list` shows [default: by size]
+    /// Vocabulary entries a kernel works on at a time: a power of two that `vocabfuse list` shows [default: the device's choice]
     #[arg(long, value_name = "C", value_parser = chunk)]
     chunk: Option<usize>,
 }

@@ -207,7 +207,11 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     let one = |name: &str, got: &[f32], plain: &[f32], truth: &[f64]| {
         let error = reference::largest_error(got, truth);
         let allowed = 2.0 * reference::largest_error(plain, truth) + floor;
-        if error <= allowed { Ok(()) } else { Err(format!("{name}: error {error:e}, allowed {allowed:e} in {case:?}")) }
+        if error.is_finite() && error <= allowed {
+            Ok(())
+        } else {
+            Err(format!("{name}: error {error:e}, allowed {allowed:e} in {case:?}"))
+        }
     };
     one("loss", &run.out.loss, &plain.loss, &truth.loss)?;
     one("lse", &run.out.lse, &plain.lse, &truth.lse)?;

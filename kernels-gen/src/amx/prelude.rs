@@ -46,10 +46,17 @@ pub fn exp2(a: V) -> V {
 pub fn above(a: V, reference: V) -> V {
     _mm512_fnmadd_ps(reference, splat(LN_2_LOW), _mm512_fnmadd_ps(reference, splat(LN_2_HIGH), a))
 }
-// The product a log2(e) - reference is formed in one rounding, so the size of a common offset costs no precision.
+// The product a log2(e) - reference is formed in one rounding, so the size of a common offset costs no precision. Where the
+// reference itself is so large that it is rounded by more than that, the same product is rounded in the same way instead:
+// the largest logit of a row then stays below its reference, and equal ones stay equal.
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub fn exp_above(a: V, reference: V) -> V {
-    exp2(mul_add(a, splat(LOG2_E_LOW), _mm512_fmsub_ps(a, splat(LOG2_E), reference)))
+    let exact = mul_add(a, splat(LOG2_E_LOW), _mm512_fmsub_ps(a, splat(LOG2_E), reference));
+    let huge = lt(splat(HUGE_REFERENCE), _mm512_abs_ps(reference));
+    if any(huge) {
+        return exp2(select(huge, sub(mul(a, splat(LOG2_E)), reference), exact));
+    }
+    exp2(exact)
 }
 
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub unsafe fn load_f32(p: *const f32) -> V { unsafe { load(p) } }
@@ -84,6 +91,8 @@ pub const GRAD_BLOCK: usize = 32;
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).
 pub const LOG2_E_LOW: f32 = 1.925_963e-8;
+/// From here on a reference in f32 is rounded by a quarter and more.
+pub const HUGE_REFERENCE: f32 = 4_194_304.0;
 /// ln 2 with nine significant bits, so that its product with an integer reference is exact.
 pub const LN_2_HIGH: f32 = 0.693_359_375;
 /// ln 2 - LN_2_HIGH.

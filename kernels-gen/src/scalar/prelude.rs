@@ -55,7 +55,13 @@ pub type M = [bool; 8];
     })
 }
 #[inline] pub fn above(a: V, reference: V) -> V { zip(a, reference, scalar_ops::above) }
-#[inline] pub fn exp_above(a: V, reference: V) -> V { exp2(mul(above(a, reference), splat(LOG2_E))) }
+// Where the reference is so large that it is rounded, the same product is rounded in the same way: the largest logit of a
+// row then stays below its reference, and equal ones stay equal.
+#[inline] pub fn exp_above(a: V, reference: V) -> V {
+    exp2(zip(a, reference, |a, r| {
+        if r.abs() > HUGE_REFERENCE { a * LOG2_E - r } else { scalar_ops::above(a, r) * LOG2_E }
+    }))
+}
 
 #[inline] pub unsafe fn load_f32(p: *const f32) -> V { unsafe { load(p) } }
 #[inline] pub unsafe fn store_f32(p: *mut f32, a: V) { unsafe { store(p, a) } }
@@ -85,6 +91,8 @@ pub const GRAD_BLOCK: usize = 16;
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).
 pub const LOG2_E_LOW: f32 = 1.925_963e-8;
+/// From here on a reference in f32 is rounded by a quarter and more.
+pub const HUGE_REFERENCE: f32 = 4_194_304.0;
 /// ln 2 with nine significant bits, so that its product with an integer reference is exact.
 pub const LN_2_HIGH: f32 = 0.693_359_375;
 /// ln 2 - LN_2_HIGH.

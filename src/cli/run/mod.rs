@@ -141,6 +141,11 @@ fn check_folder(output: &Path) -> anyhow::Result<()> {
     let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     ensure!(folder.is_dir(), "option --output {}: expected a file in an existing folder", output.display());
     ensure!(!output.is_dir(), "option --output {}: is a folder; expected a file", output.display());
+    if let Ok(there) = std::fs::symlink_metadata(output) {
+        // The new file takes the place of the old one, which must not be a device, a pipe, or somebody's link.
+        ensure!(there.is_file(), "option --output {}: is no regular file; expected one, or none", output.display());
+        ensure!(!there.permissions().readonly(), "option --output {}: is read-only", output.display());
+    }
     Ok(())
 }
 
