@@ -61,11 +61,3 @@ pub fn render(name: &str, kernel: &str, context: Value) -> Result<String, Error>
     let template = environment().get_template(name).map_err(|e| failed(kernel, &e))?;
     template.render(context).map_err(|e| failed(kernel, &e))
 }
-
-/// Renders a template given as text; for templates of downstream crates.
-///
-/// # Errors
-/// As [`render`].
-pub fn render_text(text: &str, kernel: &str, context: Value) -> Result<String, Error> {
-    environment().render_str(text, context).map_err(|e| failed(kernel, &e))
-}

@@ -160,7 +160,7 @@ impl Report {
             format!("{tokens} tokens of text, vocabulary {vocab} over {} ranks, {}, {device}", args.ranks, args.dtype),
             format!("{steps} steps: loss {loss_first:.4} to {loss_last:.4}, plain f32 to {reference_loss_last:.4}"),
             format!("largest difference of the losses {:.2e}", self.max_loss_difference),
-            format!("{} barriers a microbatch", self.barriers_per_microbatch),
+            format!("barriers a microbatch: {}", self.barriers_per_microbatch),
             format!("{:.1} ms a step, plain {:.1} ms", self.ms_per_step, self.reference_ms_per_step),
             format!("loss.csv and loss.svg are in {}", args.out.display()),
         ]

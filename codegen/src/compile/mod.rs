@@ -1,7 +1,7 @@
 //! CUDA text to PTX and cubin, with gates on what the compiler made of it.
 //!
 //! [`log`] reads the assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts
-//! instructions of a disassembled cubin and [`roofline`] the time they allow. Only [`nvrtc`] (feature `nvrtc`) touches
+//! instructions of a disassembled cubin and [`roofline`] the time they allow. Only the module `nvrtc` (feature `nvrtc`) touches
 //! a library.
 
 pub mod log;

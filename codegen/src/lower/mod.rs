@@ -7,7 +7,7 @@ pub use cuda::Cuda;
 pub use rust_simd::RustSimd;
 
 use crate::error::Error;
-use crate::program::{Input, Kind, Op, Program, Shape, Type, ValueId};
+use crate::program::{Input, Op, Program, Shape, Type, ValueId};
 use serde::Serialize;
 
 /// An operand as it stands in the text.
@@ -130,9 +130,4 @@ fn slot(program: &Program, input: &Input) -> usize {
         Input::Uniform(name) => position(program.uniforms(), name),
         _ => 0,
     }
-}
-
-/// Type of a value with another shape.
-pub(crate) fn with_shape(kind: Kind, shape: Shape) -> Type {
-    Type { kind, shape }
 }

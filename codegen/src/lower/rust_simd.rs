@@ -4,7 +4,7 @@
 //! (the kernel's `Inputs`), `token` (first token of the vector), `column` (shard-local id, i32), `logit`, `stored` and
 //! `reference` (vectors), and the functions of the prelude.
 
-use super::{Lowering, Operand, with_shape};
+use super::{Lowering, Operand};
 use crate::program::{Binary, Compare, Input, Kind, Op, Shape, Type, Unary};
 
 /// The lowering for all CPU targets: the prelude gives the functions their instructions.
@@ -82,7 +82,7 @@ impl Lowering for RustSimd {
         if !is_vector(shape) || is_vector(operand.ty.shape) {
             return operand.text.clone();
         }
-        match with_shape(operand.ty.kind, shape).kind {
+        match operand.ty.kind {
             Kind::F32 => format!("splat({})", operand.text),
             Kind::I32 => format!("splat_i32({})", operand.text),
             Kind::Bool => operand.text.clone(),
