@@ -378,7 +378,7 @@ fn done<'a, D: Device>(
     Ok(Done {
         loss: loss.reduce(&losses[..job.rows.len()], &job.rows, tokens),
         lse: scatter(&lse, &job.rows, tokens),
-        dx: merged.dx.clone().unwrap_or_default(),
+        dx: merged.output.clone().unwrap_or_default(),
         weight_grad: WeightGrad { inputs, saved, merged: ticket, job },
     })
 }
