@@ -7,6 +7,7 @@
 
 mod algorithm;
 mod buffer;
+mod check;
 mod comm;
 mod cpu;
 mod device;
