@@ -2,7 +2,7 @@
 
 use super::{Kernel, statistics};
 use crate::error::{Error, SpecError};
-use crate::loss::{Loss, OPERAND_FACTOR};
+use crate::loss::{Loss, Merge, OPERAND_FACTOR};
 use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
 use crate::plan::cpu::{Tile, tile};
 use crate::program::{Kind, Program, Shape, Type, ValueId};
@@ -155,6 +155,9 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                     Value::from(Serde(&Fragment { results: vec![splat(f32::NEG_INFINITY)], ..Fragment::default() }))
                 }
             };
+            // What the gradient filter measures stored values against: the sum of them. A further product is not filtered.
+            let mass = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot);
+            let mass = if operand { 0 } else { mass.ok_or_else(|| incomplete(loss))? };
             let statistics = if operand { vec![] } else { statistics };
             let f16 = spec.dtype == Dtype::F16;
             context! {
@@ -162,6 +165,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 map => map,
                 weigh => lowered(p, "w", &wanted)?,
                 statistics => Value::from(Serde(&statistics)),
+                mass => mass,
                 // f16 holds E up to 65504 = 2^16.
                 window => if f16 { "10.0" } else { "20.0" },
                 window_reason => if f16 { ": f16 cannot hold more" } else { "" },
