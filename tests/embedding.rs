@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::embedding::{Case, Tensors, check, cpus, everywhere, floats, interpreter, run};
+use common::embedding::{Case, Tensors, check, cpus, everywhere, interpreter, run};
 use common::same;
 use half::bf16;
 use proptest::prelude::*;
@@ -128,15 +128,19 @@ fn rows_travel_once_and_a_frozen_table_changes_no_collective() {
     for dtype in DTYPES {
         let case = Case { dtype, ..Case::new(41, 19, &[0, 3, 3, 37]) };
         let tensors = case.tensors();
-        let run = everywhere(&case, &tensors);
-        assert!(run.counters.iter().all(|c| (c.barriers, c.launches) == (1, 1)));
+        let trained = everywhere(&case, &tensors);
+        assert!(trained.counters.iter().all(|c| (c.barriers, c.launches) == (1, 1)));
         let owned = |rank| case.ids.iter().filter(|id| case.layout.range(rank).contains(&(**id as usize))).count();
-        for (rank, counters) in run.counters.iter().enumerate() {
+        for (rank, counters) in trained.counters.iter().enumerate() {
             assert_eq!(counters.bytes as usize, owned(rank) * 19 * dtype.size(), "rank {rank}");
         }
-        let frozen = everywhere(&Case { frozen: true, ..case }, &tensors);
-        assert_eq!(frozen.counters, run.counters);
-        assert!(same(&frozen.y, &run.y) && frozen.dw.iter().all(|v| *v == 0.0));
+        let frozen = Case { frozen: true, ..case };
+        let (_, gpu) = interpreter();
+        for frozen in [run(&Cpu::new(Some(1)).unwrap(), &frozen, &tensors), run(&gpu, &frozen, &tensors)] {
+            let frozen = frozen.unwrap();
+            assert_eq!(frozen.counters, trained.counters);
+            assert!(same(&frozen.y, &trained.y) && frozen.dw.iter().all(|v| *v == 0.0));
+        }
     }
 }
 
@@ -296,7 +300,7 @@ fn wrong_shapes_name_the_tensor() {
     let comm = Local::group(1).remove(0);
     let backward = |dy: Matrix<'_>, dw: usize| {
         let done = layer.lookup(&[1, 8], full).unwrap().start_select(&comm).unwrap().wait().unwrap();
-        assert_eq!(floats(&done.x).len(), 12);
+        assert_eq!(done.x.to_f32().len(), 12);
         assert!(done.x.elements::<bf16>().is_none());
         layer.backward(done.table_grad, dy, &mut vec![0.0; dw]).unwrap_err().to_string()
     };
@@ -340,7 +344,7 @@ fn offsets_have_64_bits() {
         let ids = [last, 5, last];
         let done = layer.lookup(&ids, w).unwrap().start_select(comm).unwrap().wait().unwrap();
         layer.backward(done.table_grad, Matrix::new(dy, 3, 8).unwrap(), dw).unwrap();
-        floats(&done.x)
+        done.x.to_f32()
     }
     let w = Matrix::new(&w, rows, h).unwrap();
     for cpu in cpus(1, Dtype::Bf16) {

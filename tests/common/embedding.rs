@@ -9,7 +9,7 @@ use vocabfuse::problem::embedding::{Embedded, Embedding};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
-    Counters, Cpu, Device, Dtype, Element, Error, Gpu, InputLayer, Local, Matrix, OwnedMatrix, Ptx, ShardLayout, Target,
+    Counters, Cpu, Device, Dtype, Element, Error, Gpu, InputLayer, Local, Matrix, Ptx, ShardLayout, Target,
 };
 
 /// A table and ids, and how to run them.
@@ -106,14 +106,6 @@ impl Stored {
     }
 }
 
-pub fn floats(x: &OwnedMatrix) -> Vec<f32> {
-    match x.dtype() {
-        Dtype::F32 => x.elements::<f32>().unwrap().to_vec(),
-        Dtype::Bf16 => x.elements::<bf16>().unwrap().iter().map(|v| v.to_f32()).collect(),
-        Dtype::F16 => x.elements::<f16>().unwrap().iter().map(|v| v.to_f32()).collect(),
-    }
-}
-
 /// Runs the lookup and its gradient on every rank of the case.
 pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run, Error> {
     let Case { ids, hidden, layout, .. } = case;
@@ -131,7 +123,7 @@ pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run,
         if !case.frozen {
             layer.backward(embedded.table_grad, dy, dw)?;
         }
-        Ok::<_, Error>((floats(&embedded.x), comm.counters()))
+        Ok::<_, Error>((embedded.x.to_f32(), comm.counters()))
     })?;
     assert!(results.iter().all(|(y, _)| super::same(y, &results[0].0)), "ranks got different rows");
     let counters = results.iter().map(|r| r.1).collect();
