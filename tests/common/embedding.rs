@@ -142,7 +142,8 @@ fn problem<'a, T>(case: &'a Case, w: &'a [T], dy: &'a [T]) -> Embedding<'a, T> {
     Embedding { w, ids: &case.ids, upstream: Some(dy), padding: case.padding, hidden: case.hidden, vocab }
 }
 
-/// Checks a run: rows are copies, bit by bit; the error of dW is at most twice that of the plain composition.
+/// Checks a run: rows are copies, bit by bit; dW is the sum in f32 in the order of tokens, bit by bit, with an error of at
+/// most twice that of the plain composition.
 pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     let truth = truth(case, tensors);
     if run.y.iter().map(|v| f64::from(*v)).ne(truth.y.iter().copied()) {
@@ -150,6 +151,10 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     }
     let real = case.layout.vocab() * case.hidden;
     let plain = plain::embedding(&problem(case, &tensors.w[..real], &tensors.dy), case.dtype);
+    let in_order = plain::embedding(&problem(case, &tensors.w[..real], &tensors.dy), Dtype::F32).unwrap().dw.unwrap();
+    if tensors.before == 0.0 && !super::same(&run.dw[..real], &in_order) {
+        return Err(format!("dw: another order of additions in {case:?}"));
+    }
     let (plain, want) = (plain.unwrap().dw.unwrap(), truth.dw.unwrap());
     let got: Vec<f64> = run.dw[..real].iter().map(|v| f64::from(*v) - f64::from(tensors.before)).collect();
     let error = reference::largest_error(&got, &want);
