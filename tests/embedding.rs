@@ -187,26 +187,26 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
         let input = InputLayer::new(device, &case.layout, rank, None)?;
         let output = OutputLayer::new(device, &case.layout, rank, CrossEntropy::default(), Policy::default())?;
         let embedded = input.lookup(&case.ids, shard)?.start_select(&comm)?.wait()?;
-        let batch = Batch { x: embedded.x.view(), targets: &targets, upstream: None };
+        let batch = Batch::new(embedded.x.view(), &targets);
         let done = output.s_pass(batch, Shard { weight: shard, bias: None })?.start_combine(&comm)?.wait()?;
         assert_eq!(comm.counters().barriers, 2);
         let dx = Matrix::new(&done.dx, n, h)?;
         let gradients = Gradients { dw: &mut *dw, dbias: None };
         if embedding_first {
             input.backward(embedded.table_grad, dx, gradients.dw)?;
-            output.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)
+            output.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)?;
         } else {
             output.t_pass(done.weight_grad, gradients, Upstream::One)?;
-            input.backward(embedded.table_grad, dx, dw)
+            input.backward(embedded.table_grad, dx, dw)?;
         }
+        Ok::<_, Error>(())
     })
     .unwrap();
 
     let wide: Vec<f64> = tensors.w.iter().map(|v| f64::from(*v)).collect();
     let lookup = Embedding { w: &wide, ids: &case.ids, upstream: None, padding: None, hidden: h, vocab: v };
     let x = reference::embedding(&lookup).unwrap().y;
-    let options = problem::Options::default();
-    let loss = Problem { x: &x, w: &wide, targets: &targets, bias: None, upstream: None, hidden: h, vocab: v, options };
+    let loss = Problem::new(&x, &wide, &targets, h, problem::Options::default());
     let loss = reference::cross_entropy(&loss).unwrap();
     let gradient = reference::embedding(&Embedding { upstream: Some(&loss.dx), ..lookup }).unwrap().dw.unwrap();
     let sum: Vec<f64> = loss.dw.iter().zip(&gradient).map(|(a, b)| a + b).collect();
@@ -244,7 +244,7 @@ fn ranks_that_disagree_get_the_same_error() {
             let ids = if odd(0) { [1, 8, 2] } else { [1, 8, 3] };
             if odd(3) {
                 let layer = OutputLayer::new(&cpu, &layout, rank, CrossEntropy::default(), Policy::default())?;
-                let batch = Batch { x: Matrix::new(&w[..18], 3, 6)?, targets: &ids, upstream: None };
+                let batch = Batch::new(Matrix::new(&w[..18], 3, 6)?, &ids);
                 let partial = layer.s_pass(batch, Shard { weight: table, bias: None })?;
                 return Ok::<_, Error>(partial.start_combine(&comm)?.wait().map(|_| ()).unwrap_err());
             }

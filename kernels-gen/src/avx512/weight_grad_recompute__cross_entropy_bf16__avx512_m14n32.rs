@@ -11,11 +11,14 @@ use vocabfuse_kernels::abi::*;
 unsafe fn kernel(args: &WeightGrad) {
     let q = args.scratch.cast::<Packed>();
     let q_panel = args.columns * DEPTH;
+    let flags = args.columns.div_ceil(PANEL);
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
         // One vector of partial sums a row: the lanes are added up once, at the end.
         let column_sums = q.add(GRAD_BLOCK * q_panel).cast::<f32>();
         let edge = column_sums.add(args.columns * LANES);
+        let keep = edge.add(ROWS * PANEL).cast::<u8>();
+        let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
         let wanted = column_gradient(args);
         let sums = if wanted.is_null() { wanted } else { column_sums };
         if !sums.is_null() {
@@ -43,6 +46,11 @@ unsafe fn kernel(args: &WeightGrad) {
                     derivative(args, first + start + panel, from, q.add((start + panel) * q_panel).cast(), sums);
                 }
             }
+            if !keep.is_null() {
+                for panel in 0..panels {
+                    flag(args, first + panel, q.add(panel * q_panel), keep.add(panel * flags));
+                }
+            }
             gradient(&Gradient {
                 q,
                 q_panel,
@@ -54,6 +62,7 @@ unsafe fn kernel(args: &WeightGrad) {
                 dw: args.dw,
                 dw_stride: args.dw_stride,
                 edge,
+                keep,
             });
             first += panels;
         }
@@ -62,6 +71,18 @@ unsafe fn kernel(args: &WeightGrad) {
                 *wanted.add(row) += horizontal_sum(load(column_sums.add(row * LANES)));
             }
         }
+    }
+}
+
+/// Flags of the tiles of one panel of Q.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn flag(args: &WeightGrad, panel: usize, q: *const Packed, keep: *mut u8) {
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let limit = |lane: usize| load(args.limits.add(panel * PANEL + lane));
+        let value = |row: usize, lane: usize| load_f32(q.cast::<f32>().add(row * PANEL + lane));
+        let kept = flag_tiles(args.columns, limit, value, keep);
+        (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
     }
 }
 
@@ -96,9 +117,9 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
             let g9 = load(inputs.row(2, token));
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
+                let logit = load(from.add(row * PANEL + lane));
                 let stored = {
                     let inputs = statistics_inputs;
-                    let logit = load(from.add(row * PANEL + lane));
                     let s2 = inputs.column(0, column);
                     let s4 = column;
                     let s6 = scalar_ops::lt_i32(s4, s5);
@@ -108,7 +129,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                     let s10 = eq_i32(splat_i32(s4), s9);
                     let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
                     let s13 = exp_above(s11, s12);
-                    let _ = (inputs, logit);
+                    let _ = inputs;
                     s13
                 };
                 let g0 = column;
@@ -118,6 +139,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                 let g8 = mul_add(g6, g7, g5);
                 let g10 = mul(g8, g9);
                 let g12 = div(g10, splat(g11));
+                let _ = (stored, logit);
                 store(q.add(row * PANEL + lane), g10);
                 if !column_sums.is_null() {
                     let sum = column_sums.add(row * LANES);
@@ -139,6 +161,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],
@@ -146,6 +169,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &[],
         column_gradients: &["bias"],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::WeightGrad(kernel),

@@ -4,6 +4,7 @@ use super::Cpu;
 use super::family::{Family, ProgramInputs, bind, column};
 use super::s_pass::Saved;
 use crate::buffer::{Buffer, SharedPointer};
+use crate::filter::Filter;
 use crate::passes::{LayerInputs, Sums};
 use crate::{Matrix, Result};
 use rayon::prelude::*;
@@ -22,11 +23,19 @@ pub(crate) struct TPass<'a> {
     pub(crate) targets: &'a [i32],
     /// Final reference.
     pub(crate) reference: &'a [f32],
-    pub(crate) a_factor: &'a [f32],
-    pub(crate) target_factor: &'a [f32],
+    /// Outputs of the finish program by name.
+    pub(crate) outputs: &'a [(&'static str, Vec<f32>)],
     pub(crate) upstream: &'a [f32],
     /// Values saved by pass S; `None` recomputes them.
     pub(crate) saved: Option<&'a Saved>,
+    pub(crate) filter: Option<&'a Filter>,
+}
+
+impl TPass<'_> {
+    /// An output of the finish program by name.
+    fn output(&self, name: &str) -> Option<&[f32]> {
+        self.outputs.iter().find(|(known, _)| *known == name).map(|(_, values)| values.as_slice())
+    }
 }
 
 struct Task {
@@ -52,11 +61,11 @@ impl Cpu {
         // Both kernels run the same programs, so they bind the same names.
         let kernel = family.grad_kernel;
         let names = kernel.bindings;
-        let row = |name: &str| match name {
-            "a_factor" => Some(pass.a_factor.as_ptr()),
-            "target_factor" => Some(pass.target_factor.as_ptr()),
-            "upstream" => Some(pass.upstream.as_ptr()),
-            _ => None,
+        let row = |name: &str| {
+            if name == "upstream" {
+                return Some(pass.upstream.as_ptr());
+            }
+            pass.output(name).map(<[f32]>::as_ptr)
         };
         let inputs = |uniforms, rows, columns| -> Result<ProgramInputs> {
             Ok(ProgramInputs {
@@ -99,7 +108,15 @@ impl Cpu {
             .map(|_| Mutex::new((Buffer::zeroed((geometry.grad_scratch)(rows, width)), Buffer::zeroed(packed))))
             .collect();
         let region = padded * family.chunk * family.dtype.size();
-        let run = if recompute { family.weight_grad_recompute } else { family.weight_grad_saved };
+        let limits: Vec<f32> = pass.filter.map_or_else(Vec::new, |filter| {
+            let bound = pass.output("bound").unwrap_or_default();
+            bound
+                .iter()
+                .zip(pass.upstream)
+                .map(|(bound, upstream)| filter.threshold * (bound * upstream).abs())
+                .collect()
+        });
+        let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
         tasks(family, pass.w.rows(), rows).into_par_iter().for_each(|task| {
             let thread = rayon::current_thread_index().unwrap_or(0);
@@ -121,6 +138,7 @@ impl Cpu {
                     });
                 }
             }
+            let mut count = abi::TileCount::default();
             let (saved, saved_reference) = match pass.saved {
                 Some(saved) => (
                     saved.values.as_ref()[task.chunk * region..].as_ptr(),
@@ -155,8 +173,13 @@ impl Cpu {
                     dw: dw.get().add(task.first_column * hidden),
                     dw_stride: hidden,
                     column_gradients: &column_gradient,
+                    limits: limits.as_ptr(),
+                    filtered: if pass.filter.is_some() { &raw mut count } else { ptr::null_mut() },
                     scratch: scratch.as_mut().as_mut_ptr(),
                 });
+            }
+            if let Some(filter) = pass.filter {
+                filter.add(count.tiles, count.skipped);
             }
         });
     }

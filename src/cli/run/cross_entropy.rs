@@ -7,12 +7,12 @@ use crate::cli::values;
 use anyhow::bail;
 use std::path::Path;
 use std::sync::Arc;
-use vocabfuse::problem::{self, Outputs, Problem};
+use vocabfuse::problem::{Outputs, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::{self, Inputs};
 use vocabfuse::{
-    Batch, CrossEntropy, Device, Dtype, Error, Gradients, Local, OutputLayer, Reduction, Shard, Upstream, plain,
-    reference,
+    Batch, CrossEntropy, Device, Dtype, Error, Filtered, Gradients, Local, OutputLayer, Reduction, Shard, Upstream,
+    plain, reference,
 };
 
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,8 @@ impl Options {
             );
         }
         let ignore_index = Some(self.ignore_index);
-        let loss = CrossEntropy { reduction, normalizer: self.normalizer, ignore_index, logit_scale: self.logit_scale };
+        let (normalizer, logit_scale) = (self.normalizer, self.logit_scale);
+        let loss = CrossEntropy { reduction, normalizer, ignore_index, logit_scale, ..CrossEntropy::default() };
         let inputs = tensors::read(input)?;
         let (x, w) = (inputs.x.dtype(), inputs.w.dtype());
         if dtype.is_none() && x != w {
@@ -61,23 +62,12 @@ pub struct Loss {
 }
 
 impl Loss {
-    fn options(&self) -> problem::Options {
-        let loss = &self.loss;
-        problem::Options {
-            logit_scale: f64::from(loss.logit_scale),
-            ignore_index: loss.ignore_index,
-            reduction: match loss.reduction {
-                Reduction::None => problem::Reduction::None,
-                Reduction::Sum => problem::Reduction::Sum,
-                Reduction::Mean => problem::Reduction::Mean,
-            },
-            normalizer: loss.normalizer.map(f64::from),
-        }
-    }
-
-    fn problem<'a, T>(&'a self, [x, w]: [&'a [T]; 2], [bias, upstream]: [Option<&'a [T]>; 2]) -> Problem<'a, T> {
-        let Inputs { targets, hidden, vocab, .. } = &self.inputs;
-        Problem { x, w, targets, bias, upstream, hidden: *hidden, vocab: *vocab, options: self.options() }
+    fn problem<'a, T>(&'a self, [x, w]: [&'a [T]; 2], [bias, upstream]: [Option<&'a [T]>; 2]) -> Problem<'a, T>
+    where
+        T: Copy + Into<f64>,
+    {
+        let Inputs { targets, hidden, .. } = &self.inputs;
+        Problem { bias, upstream, ..Problem::new(x, w, targets, *hidden, self.loss.into()) }
     }
 }
 
@@ -98,7 +88,7 @@ impl Operator for Loss {
         let (tokens, hidden, vocab) = (inputs.tokens(), inputs.hidden, inputs.vocab);
         let x = inputs.x.matrix(tokens, hidden)?;
         let w = inputs.w.matrix(vocab, hidden)?;
-        let batch = Batch { x, targets: &inputs.targets, upstream: inputs.upstream.as_deref() };
+        let batch = Batch { upstream: inputs.upstream.as_deref(), ..Batch::new(x, &inputs.targets) };
         let ranks = 0..layout.ranks();
         let layer = |rank| OutputLayer::new(*device, layout, rank, *loss, *policy);
         let layers: Vec<OutputLayer<D>> = ranks.clone().map(layer).collect::<Result<_, _>>()?;
@@ -122,7 +112,9 @@ impl Operator for Loss {
         meter.pass("combine", "combine");
 
         let (mut tickets, mut results, mut counters) = (vec![], None, vec![]);
+        let mut filtered = [Filtered::default(); 2];
         for (done, counted) in combined {
+            filtered[0] += done.filtered;
             counters.push(counted);
             tickets.push(done.weight_grad);
             // All ranks have the same loss, lse and dX.
@@ -135,10 +127,14 @@ impl Operator for Loss {
             None => ranks.map(|_| None).collect(),
         };
         let work = tickets.into_iter().zip(dws).zip(dbiases).collect();
-        each(work, |rank, ((ticket, dw), dbias)| layers[rank].t_pass(ticket, Gradients { dw, dbias }, Upstream::One))?;
+        let of_ranks = each(work, |rank, ((ticket, dw), dbias)| {
+            layers[rank].t_pass(ticket, Gradients { dw, dbias }, Upstream::One)
+        })?;
+        of_ranks.into_iter().for_each(|of_rank| filtered[1] += of_rank);
         meter.pass("t", "pass T");
 
-        let costs = meter.finish((loss.len() + lse.len() + dx.len()) * size_of::<f32>(), kernels, counters);
+        let mut costs = meter.finish((loss.len() + lse.len() + dx.len()) * size_of::<f32>(), kernels, counters);
+        costs.filtered = filtered.iter().any(|f| f.tiles > 0).then(|| filtered.map(Filtered::share));
         let tensor = |name, shape, values| Tensor { name, shape, values };
         let mut outputs = vec![
             tensor("loss", vec![loss.len()], loss),

@@ -13,6 +13,8 @@ pub struct Costs {
     pub passes: Vec<Pass>,
     /// Most bytes that the process allocated at a time, besides inputs and outputs.
     pub peak_extra_bytes: usize,
+    /// Shares of the tiles of dX and dW that the gradient filter left out, if there is one.
+    pub filtered: Option<[f64; 2]>,
 }
 
 /// A pass over all ranks.
@@ -61,6 +63,6 @@ impl Meter {
             launches: all.launches.max(rank.launches),
             bytes: all.bytes + rank.bytes,
         });
-        Costs { kernels, counters, passes: self.passes, peak_extra_bytes }
+        Costs { kernels, counters, passes: self.passes, peak_extra_bytes, filtered: None }
     }
 }

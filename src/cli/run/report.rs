@@ -24,6 +24,8 @@ pub struct Report<'a> {
     peak_extra_bytes: usize,
     #[serde(serialize_with = "milliseconds")]
     ms: &'a [Pass],
+    /// Shares of the tiles of dX and dW that the gradient filter left out; null without one.
+    filtered: Option<[f64; 2]>,
     kernels: &'a [&'static str],
     device: String,
     /// What the PTX interpreter counted and found; only with it.
@@ -92,6 +94,7 @@ impl<'a> Report<'a> {
             bytes: costs.counters.bytes,
             peak_extra_bytes: costs.peak_extra_bytes,
             ms: &costs.passes,
+            filtered: costs.filtered,
             kernels: &costs.kernels,
             device: place.device,
             interpreter: place.found.map(Interpreter::new),
@@ -113,6 +116,10 @@ impl<'a> Report<'a> {
         cost.add_row(["barriers", &self.barriers.to_string()]);
         cost.add_row(["collective launches", &self.launches.to_string()]);
         cost.add_row(["bytes communicated", &self.bytes.to_string()]);
+        if let Some([dx, dw]) = self.filtered.map(|shares| shares.map(|share| format!("{:.1} %", share * 100.0))) {
+            cost.add_row(["tiles left out of dX", &dx]);
+            cost.add_row(["tiles left out of dW", &dw]);
+        }
         if let Some(found) = &self.interpreter {
             cost.add_row(["launches of kernels", &found.launches.to_string()]);
             cost.add_row(["races", &found.races.to_string()]);
