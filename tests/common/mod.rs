@@ -1,6 +1,8 @@
 //! One cross-entropy problem, run through the layer on every rank and through the f64 reference.
 #![allow(dead_code)] // Each test crate uses a part of it.
 
+pub mod embedding;
+
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
