@@ -34,7 +34,7 @@
 //! assert_eq!(done.dx.len(), tokens * hidden);
 //!
 //! let mut dw = vec![0.0; vocab * hidden];
-//! layer.t_pass(done.weight_grad, Gradients { dw: &mut dw, dbias: None }, Upstream::One)?; // T
+//! layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?; // T
 //! # Ok(())
 //! # }
 //! ```
@@ -57,7 +57,7 @@ pub use vocabfuse_runtime as runtime;
 
 pub use codegen::{Builder, KernelKind, KernelSpec};
 pub use runtime::{
-    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Error, Filtered, Gpu, Gradients,
-    Local, Matrix, Merging, OutputLayer, Partial, Policy, Precision, Ptx, PtxReport, Reduction, Registry, Result, Save,
-    Shard, ShardLayout, Target, Upstream, WeightGrad,
+    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Error, Filtered, Gpu, GradientMut,
+    Gradients, Local, Matrix, Merging, OutputLayer, Partial, Policy, Precision, Ptx, PtxReport, Reduction, Registry,
+    Result, Save, Shard, ShardLayout, Target, Upstream, WeightGrad,
 };

@@ -330,7 +330,7 @@ fn padded_vocabulary_rows_have_no_mass_and_no_gradient() {
             layer.s_pass(Batch { x, targets: &tensors.targets, upstream: None }, Shard { weight: w, bias: None })?;
         let done = partial.start_combine(&comm)?.wait()?;
         assert!(largest_error(&done.loss, &expected.loss) < 1e-6);
-        layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)
+        layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)
     })
     .unwrap();
     let real: Vec<f32> = dw[..vocab * hidden].iter().map(|v| v - 7.0).collect();

@@ -6,7 +6,7 @@ use crate::filter::{Filter, Filtered};
 use crate::loss::scatter;
 use crate::passes::{Extent, FinishJob, LayerInputs, SPass, Sums};
 use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
-use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Matrix, Policy, Result, Save, ShardLayout};
+use crate::{Cpu, CrossEntropy, Device, Dtype, Error, GradientMut, Matrix, Policy, Result, Save, ShardLayout};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -30,11 +30,11 @@ pub struct Shard<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// Where pass T adds its gradients.
+/// Where pass T puts its gradients. What is added to dbias is added; dW says itself whether it is added to.
 #[derive(Debug)]
 pub struct Gradients<'a> {
-    /// dW_d `[V_d, H]` row-major.
-    pub dw: &'a mut [f32],
+    /// dW_d `[V_d, H]` row-major: f32, or the type of W.
+    pub dw: GradientMut<'a>,
     /// Gradient of the bias, V_d.
     pub dbias: Option<&'a mut [f32]>,
 }
@@ -164,17 +164,21 @@ impl<D: Device> OutputLayer<D> {
     /// communication, any time, in any order.
     ///
     /// # Errors
-    /// [`Error::Shape`] for an output or upstream of the wrong length.
+    /// [`Error::Shape`] for an output or upstream of the wrong length, [`Error::Dtype`] if dW is neither f32 nor of the
+    /// type of W.
     pub fn t_pass(
         &self,
         mut ticket: WeightGrad<'_, D>,
-        out: Gradients<'_>,
+        mut out: Gradients<'_>,
         upstream: Upstream<'_>,
     ) -> Result<Filtered> {
         let saved = ticket.saved.take();
         let job = &ticket.job;
         let (rows, hidden) = (job.shard.weight.rows(), job.batch.x.columns());
         expect("dw", rows * hidden, out.dw.len())?;
+        if ![Dtype::F32, job.shard.weight.dtype()].contains(&out.dw.dtype()) {
+            return Err(Error::Dtype { tensor: "dw", expected: job.shard.weight.dtype(), found: out.dw.dtype() });
+        }
         if let Some(dbias) = &out.dbias {
             expect("dbias", rows, dbias.len())?;
         }
@@ -191,6 +195,12 @@ impl<D: Device> OutputLayer<D> {
         }
         let filter = self.policy.filter.map(Filter::new);
         let pass = SPass { filter: filter.as_ref(), ..job.s_pass()? };
+        // What the pass does not visit: padding, and everything if no token counts.
+        let visited = if job.rows.is_empty() { 0 } else { job.classes() * hidden };
+        out.dw.clear_from(visited);
+        if visited == 0 {
+            return Ok(Filtered::default());
+        }
         let sums = Sums { dw: out.dw, dbias: out.dbias };
         self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &scaled, sums)?;
         Ok(filter.map_or_else(Filtered::default, |f| f.count()))

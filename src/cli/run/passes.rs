@@ -87,8 +87,9 @@ pub fn run<D: Device>(job: &Job<'_, D>) -> Result<Results, Error> {
         None => ranks.map(|_| None).collect(),
     };
     let work = tickets.into_iter().zip(dws).zip(dbiases).collect();
-    let of_ranks =
-        each(work, |rank, ((ticket, dw), dbias)| layers[rank].t_pass(ticket, Gradients { dw, dbias }, Upstream::One))?;
+    let of_ranks = each(work, |rank, ((ticket, dw), dbias)| {
+        layers[rank].t_pass(ticket, Gradients { dw: dw.into(), dbias }, Upstream::One)
+    })?;
     of_ranks.into_iter().for_each(|of_rank| filtered[1] += of_rank);
     let after_t = Instant::now();
 
