@@ -58,7 +58,7 @@ pub use vocabfuse_runtime as runtime;
 pub use codegen::{Builder, KernelKind, KernelSpec};
 pub use runtime::{
     Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Embedded, Error, Filtered, Gpu,
-    Gradients, InputLayer, Local, Lookup, Matrix, Merging, OutputLayer, OwnedMatrix, Partial, Policy, Precision, Ptx,
-    PtxReport, Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, TableGrad, Target, Upstream,
-    WeightGrad,
+    GradientMut, Gradients, InputLayer, Local, Lookup, Matrix, Merging, OutputLayer, OwnedMatrix, Partial, Policy,
+    Precision, Ptx, PtxReport, Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, TableGrad, Target,
+    Upstream, WeightGrad,
 };

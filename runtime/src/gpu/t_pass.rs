@@ -46,7 +46,7 @@ pub(super) fn t_pass(
     ticket: &Ticket,
     saved: Option<Saved>,
     upstream: &[f32],
-    sums: Sums<'_>,
+    mut sums: Sums<'_>,
 ) -> Result<()> {
     let (tokens, classes) = (pass.rows.len(), pass.w.rows());
     if tokens == 0 || classes == 0 {
@@ -71,7 +71,7 @@ pub(super) fn t_pass(
     walk.run()?;
     let hidden = pass.x.columns();
     walk.dw.each_row(classes, inputs.width, |row, values| {
-        sums.dw[row * hidden..][..hidden].iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
+        sums.dw.put(row * hidden, &values[..hidden]);
     })?;
     if let (Some(to), Some(from)) = (sums.dbias, &walk.dbias) {
         to.iter_mut().zip(from.floats(0, classes)?).for_each(|(sum, v)| *sum += v);
