@@ -15,7 +15,6 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = softmax_panels(CHUNK);
-    let flags = args.columns.div_ceil(PANEL);
     let filtering = !args.filtered.is_null();
     let end = args.first_panel + args.panels;
     let mut first = args.first_panel;
@@ -46,7 +45,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 let keep = args.scratch.add(block.min(args.panels) * CHUNK * PANEL * 4);
                 if filtering {
                     for panel in 0..panels {
-                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * flags));
+                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * args.columns.div_ceil(PANEL)));
                     }
                 }
                 let keep = if filtering { keep.cast_const() } else { std::ptr::null() };
@@ -127,8 +126,8 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             let mut total2 = load(state(2, token));
             // Partial results of 64 columns keep the rounding error of long sums small.
             for start in (0..args.columns).step_by(64) {
-                let mut part1 = splat(0.0);
-                let mut part2 = splat(0.0);
+                let mut part1 = splat(0.0f32);
+                let mut part2 = splat(0.0f32);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
@@ -222,6 +221,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],
