@@ -14,8 +14,7 @@ const WINDOW: f32 = 20.0;
 unsafe fn kernel(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
-    let block = args.blocking.panels.min(args.panels);
-    let flags = args.columns.div_ceil(PANEL);
+    let block = softmax_panels(CHUNK);
     let filtering = !args.filtered.is_null();
     let end = args.first_panel + args.panels;
     let mut first = args.first_panel;
@@ -35,7 +34,6 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     x: args.x.cast::<Packed>().add(first * DEPTH * hidden),
                     panels,
                     hidden: args.hidden,
-                    blocking: args.blocking,
                     out: tile,
                     out_panel: CHUNK * PANEL,
                 });
@@ -44,10 +42,10 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 }
             }
             if args.stages != Stages::Statistics {
-                let keep = args.scratch.add(block * CHUNK * PANEL * 4);
+                let keep = args.scratch.add(block.min(args.panels) * CHUNK * PANEL * 4);
                 if filtering {
                     for panel in 0..panels {
-                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * flags));
+                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * args.columns.div_ceil(PANEL)));
                     }
                 }
                 let keep = if filtering { keep.cast_const() } else { std::ptr::null() };
@@ -129,8 +127,8 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             let mut total2 = load(state(2, token));
             // Partial results of 64 columns keep the rounding error of long sums small.
             for start in (0..args.columns).step_by(64) {
-                let mut part1 = splat(0.0);
-                let mut part2 = splat(0.0);
+                let mut part1 = splat(0.0f32);
+                let mut part2 = splat(0.0f32);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
@@ -210,6 +208,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],
