@@ -60,8 +60,28 @@ pub struct Bindings {
     pub column_gradients: Vec<String>,
 }
 
-/// What the compiler made of a kernel.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Instructions of the main loop of a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MainLoop {
+    /// All that are issued in one step.
+    pub instructions: u32,
+    /// Tensor-core products among them.
+    pub products: u32,
+    /// Matrix loads from shared memory among them.
+    pub matrix_loads: u32,
+    /// Asynchronous copies to shared memory among them.
+    pub copies: u32,
+}
+
+impl MainLoop {
+    /// Instructions issued for each product.
+    pub fn per_product(&self) -> f64 {
+        f64::from(self.instructions) / f64::from(self.products.max(1))
+    }
+}
+
+/// What the compiler made of a kernel for one architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     /// Architecture compiled for, such as `sm_80`.
     pub architecture: String,
@@ -75,6 +95,9 @@ pub struct Resources {
     pub blocks: u32,
     /// Warps that fit on a multiprocessor.
     pub warps: u32,
+    /// The main loop of a matrix product, where a disassembler was at hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub main_loop: Option<MainLoop>,
 }
 
 /// One kernel.
@@ -96,9 +119,12 @@ pub struct Entry {
     pub plan: Plan,
     /// Hash of parameters and bindings: a host that was built for another must not launch the kernel.
     pub abi: String,
-    /// What the compiler made of it, once compiled.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resources: Option<Resources>,
+    /// Hash of the text that the resources are of.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub text: String,
+    /// What the compiler made of the text, one an architecture; empty unless it was compiled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resources: Vec<Resources>,
 }
 
 /// The entries of a set of kernels.
@@ -129,6 +155,12 @@ impl Manifest {
         let line = |entry: &Entry| format!("    {}", serde_json::to_string(entry).unwrap_or_default());
         let lines: Vec<String> = self.kernels.iter().map(line).collect();
         format!("{{\n  \"version\": {:?},\n  \"kernels\": [\n{}\n  ]\n}}\n", self.version, lines.join(",\n"))
+    }
+
+    /// The same without what a compiler found, as the generator alone writes it.
+    pub fn bare(&self) -> Manifest {
+        let bare = |entry: &Entry| Entry { text: String::new(), resources: vec![], ..entry.clone() };
+        Manifest { version: self.version.clone(), kernels: self.kernels.iter().map(bare).collect() }
     }
 
     /// The entry of a kernel.
@@ -173,10 +205,14 @@ impl Type {
     }
 }
 
-/// Hash of what a host relies on when it launches a kernel. FNV-1a: stable over versions of Rust, unlike the standard
-/// library's hasher, and no defence against anybody.
+/// Hash of bytes as hexadecimal digits. FNV-1a: stable over versions of Rust, unlike the standard library's hasher; it
+/// guards against accidents and is no defence against anybody.
+pub fn hash(bytes: &[u8]) -> String {
+    let step = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3);
+    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
+}
+
+/// Hash of what a host relies on when it launches a kernel.
 pub fn abi_hash(parameters: &[Parameter], bindings: &Bindings) -> String {
-    let text = serde_json::to_string(&(parameters, bindings)).unwrap_or_default();
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    format!("{hash:016x}")
+    hash(serde_json::to_string(&(parameters, bindings)).unwrap_or_default().as_bytes())
 }

@@ -1,10 +1,12 @@
 //! CUDA text to PTX and cubin, with gates on what the compiler made of it.
 //!
 //! [`log`] reads the assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts
-//! instructions of a disassembled cubin and [`roofline`] the time they allow. Only the module `nvrtc` (feature `nvrtc`) touches
-//! a library.
+//! instructions of a disassembled cubin and [`roofline`] the time they allow. With the feature `nvrtc`, the module `nvrtc`
+//! loads the compiler, `tools` runs the disassembler, and `measure` puts what both tell of a kernel together.
 
 pub mod log;
+#[cfg(feature = "nvrtc")]
+pub mod measure;
 #[cfg(feature = "nvrtc")]
 pub mod nvrtc;
 pub mod occupancy;

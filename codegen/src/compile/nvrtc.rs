@@ -1,11 +1,11 @@
 //! NVRTC, loaded at run time.
 //!
-//! The library is looked for in the folder that `VOCABFUSE_NVRTC` names, then where the system's loader looks, then in
-//! `target/nvrtc` of the workspace or of the current folder.
+//! The library is looked for in the folder that `VOCABFUSE_NVRTC` names, then where the system's loader looks, then, unless
+//! a folder was named, in `target/nvrtc` of the workspace or of the current folder.
 
 use super::occupancy::Architecture;
 use super::{CompileError, VARIABLE, log};
-use crate::manifest::Entry;
+use crate::manifest::{Entry, Resources};
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -77,15 +77,20 @@ impl Nvrtc {
 }
 
 impl Nvrtc {
-    /// Compiles a kernel to a cubin and checks it; the entry comes back with its resources.
+    /// Compiles a kernel to a cubin and checks what the assembler reports.
     ///
     /// # Errors
     /// [`CompileError::Rejected`] with the compiler's log, [`CompileError::Refused`] for a spill, a warning of the
     /// assembler, too many registers or too few warps.
-    pub fn checked_cubin(self, entry: &Entry, text: &str, on: Architecture) -> Result<(Vec<u8>, Entry), CompileError> {
+    pub fn checked_cubin(
+        self,
+        entry: &Entry,
+        text: &str,
+        on: Architecture,
+    ) -> Result<(Vec<u8>, Resources), CompileError> {
         let compiled = self.cubin(&entry.name, text, on)?;
         let resources = log::check(entry, on, &compiled.log)?;
-        Ok((compiled.code, Entry { resources: Some(resources), ..entry.clone() }))
+        Ok((compiled.code, resources))
     }
 }
 
@@ -100,6 +105,8 @@ fn load() -> Result<(), String> {
     let present = || unsafe { sys::is_culib_present() };
     if !present() {
         searched.push("the system's libraries".to_owned());
+    }
+    if !present() && chosen.is_none() {
         for folder in [Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc"), PathBuf::from("target/nvrtc")] {
             preload(&folder);
         }

@@ -6,7 +6,7 @@ use super::kernels::kinds;
 use crate::{Dtype, Error, Precision, Result};
 use std::path::Path;
 use vocabfuse_codegen::compile::occupancy::Architecture;
-use vocabfuse_codegen::compile::{CompileError, log, nvrtc::Nvrtc};
+use vocabfuse_codegen::compile::{CompileError, nvrtc::Nvrtc};
 use vocabfuse_codegen::emit::{cuda_entry, emit};
 use vocabfuse_codegen::manifest::Entry;
 use vocabfuse_codegen::{KernelSpec, Loss, Target};
@@ -41,10 +41,8 @@ impl Compiler {
         if self.form == Form::Ptx {
             return Ok(nvrtc.ptx(&entry.name, text, self.architecture)?.code);
         }
-        let compiled = nvrtc.cubin(&entry.name, text, self.architecture)?;
         // Code that spills, or has other faults that the assembler tells, never runs.
-        log::check(entry, self.architecture, &compiled.log)?;
-        Ok(compiled.code)
+        nvrtc.checked_cubin(entry, text, self.architecture).map(|(code, _)| code)
     }
 }
 

@@ -27,14 +27,19 @@ struct Function(sys::CUfunction);
 // SAFETY: a handle of the driver, which any thread may use while the module is loaded; modules stay loaded.
 unsafe impl Send for Function {}
 
+/// Whether the driver's library can be loaded.
+pub(super) fn has_driver() -> bool {
+    // SAFETY: loading the library runs its initialisers, which is what a program that asks for it wants.
+    unsafe { sys::is_culib_present() }
+}
+
 impl Cuda {
     /// The device of an ordinal.
     ///
     /// # Errors
     /// [`Error::Missing`] without a driver; [`Error::Device`] if there is no such device, or it is too old.
     pub(super) fn new(ordinal: usize) -> Result<Cuda> {
-        // SAFETY: loading the driver's library runs its initialisers, which is what a program that asks for it wants.
-        if !unsafe { sys::is_culib_present() } {
+        if !has_driver() {
             return Err(Error::Missing(format!(
                 "device cuda:{ordinal}: the NVIDIA driver is not installed (no libcuda.so.1); \
                  install the driver, or use device cpu"
@@ -224,8 +229,7 @@ mod tests {
 
     #[test]
     fn without_a_driver_the_error_says_what_is_missing() {
-        // SAFETY: as in `Cuda::new`.
-        if unsafe { sys::is_culib_present() } {
+        if has_driver() {
             return;
         }
         let error = Cuda::new(0).unwrap_err();

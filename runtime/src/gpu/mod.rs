@@ -46,6 +46,11 @@ pub struct Gpu {
 }
 
 impl Gpu {
+    /// Whether the NVIDIA driver is installed; there may be no GPU.
+    pub fn has_driver() -> bool {
+        cuda::has_driver()
+    }
+
     /// The CUDA device of an ordinal.
     ///
     /// # Errors
