@@ -35,4 +35,7 @@ pub mod amx;
 #[rustfmt::skip]
 pub mod cuda;
 
+mod cubins;
+
+pub use cubins::CUBINS;
 pub use registry::{Bindings, Kernel, Registry};

@@ -46,6 +46,8 @@ pub fn test() -> Result<()> {
     let features = "vocabfuse-codegen/nvrtc";
     run("cargo", &["test", "--workspace", "--all-targets", "--features", features], &[])?;
     run("cargo", &["test", "--workspace", "--doc", "--features", features], &[])?;
+    let embedded = ["test", "--package", "vocabfuse-kernels", "--features", "cubins", "--test", "cubins"];
+    run("cargo", &embedded, &[("VOCABFUSE_CUBINS", "sm_80")])?;
     run("cargo", &["run", "--package", "custom-kernels"], &[])
 }
 

@@ -87,7 +87,7 @@ impl Bench {
 }
 
 /// Results of jobs by number, on as many threads as there are processors.
-fn in_parallel<T: Send>(jobs: usize, one: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub fn in_parallel<T: Send>(jobs: usize, one: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(jobs)));
     let work = || {
         loop {

@@ -3,6 +3,7 @@
 use super::meter::Meter;
 use crate::Result;
 use std::fmt::Debug;
+pub use vocabfuse_codegen::compile::Form;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 
 /// A kernel argument.
@@ -39,15 +40,6 @@ pub struct Shape {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
-}
-
-/// Form in which kernels are loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// PTX text.
-    Ptx,
-    /// Machine code of one architecture.
-    Cubin,
 }
 
 /// A kernel that is loaded.

@@ -4,10 +4,10 @@ use super::cache::Cache;
 use super::call::Call;
 use super::compile::Compiler;
 use super::driver::{Driver, Handle};
+use super::source::Source;
 use crate::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use vocabfuse_codegen::emit::cuda_entry;
 use vocabfuse_codegen::loss::Merge;
 use vocabfuse_codegen::manifest::Entry;
 use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Loss, Precision, Target};
@@ -33,7 +33,8 @@ pub(super) struct Library {
 
 impl Library {
     pub(super) fn new(driver: Arc<dyn Driver>, cache: Cache) -> Library {
-        let compiler = Compiler { cache, architecture: driver.architecture(), form: driver.form() };
+        let (architecture, form) = (driver.architecture(), driver.form());
+        let compiler = Compiler { cache, architecture, form, embedded: vocabfuse_kernels::CUBINS };
         Library { driver, compiler, loaded: Mutex::default() }
     }
 
@@ -47,9 +48,9 @@ impl Library {
         if let Some(kernel) = loaded.get(&name) {
             return Ok(Arc::clone(kernel));
         }
-        let entry = cuda_entry(spec, loss).map_err(|e| Error::Compile(e.to_string()))?;
-        let code = self.compiler.code(spec, loss, &entry)?;
-        let kernel = Arc::new(Kernel { handle: self.driver.load(&name, &code)?, entry });
+        let source = Source::new(spec, loss)?;
+        let code = self.compiler.code(&source)?;
+        let kernel = Arc::new(Kernel { handle: self.driver.load(&name, &code)?, entry: source.entry });
         loaded.insert(name, Arc::clone(&kernel));
         Ok(kernel)
     }

@@ -17,6 +17,7 @@ mod passes;
 mod ptx;
 mod rows;
 mod s_pass;
+mod source;
 mod t_pass;
 
 pub use ptx::{Ptx, PtxReport};
