@@ -22,7 +22,7 @@ fn device() -> (Ptx, Gpu) {
 }
 
 fn policy(algorithm: Algorithm, save: Save) -> Policy {
-    Policy { algorithm, save, chunk: Some(CHUNK), memory_budget: None }
+    Policy { algorithm, save, chunk: Some(CHUNK), memory_budget: None, filter: None }
 }
 
 fn per_token() -> CrossEntropy {

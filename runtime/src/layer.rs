@@ -2,6 +2,7 @@
 
 use crate::algorithm::{Exchange, blocks};
 use crate::comm::{Finish, Local, Merged, Pending};
+use crate::filter::{Filter, Filtered};
 use crate::loss::scatter;
 use crate::passes::{Extent, FinishJob, LayerInputs, SPass, Sums};
 use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
@@ -72,6 +73,8 @@ struct Job<'a, D: Device> {
     /// Reduction times upstream of each token, padded with 0.
     upstream: Vec<f32>,
     agreement: String,
+    /// Of A += E W.
+    filter: Option<Filter>,
 }
 
 /// After pass S: local statistics, A and B.
@@ -100,6 +103,8 @@ pub struct Done<'a, D: Device = Cpu> {
     pub lse: Vec<f32>,
     /// dX `[N, H]` row-major, shared by the ranks of a process.
     pub dx: Arc<Vec<f32>>,
+    /// What the gradient filter left out of this rank's share of dX.
+    pub filtered: Filtered,
     /// The ticket.
     pub weight_grad: WeightGrad<'a, D>,
 }
@@ -131,6 +136,7 @@ impl<D: Device> OutputLayer<D> {
             )));
         }
         loss.validate()?;
+        policy.validate()?;
         Ok(OutputLayer { device: device.clone(), layout: layout.clone(), rank, loss, policy })
     }
 
@@ -154,11 +160,17 @@ impl<D: Device> OutputLayer<D> {
         Ok(Partial { job, inputs, rows, saved })
     }
 
-    /// Pass T: adds the weight gradient of a microbatch. No communication, any time, in any order.
+    /// Pass T: adds the weight gradient of a microbatch, and says what the gradient filter left out of it. No
+    /// communication, any time, in any order.
     ///
     /// # Errors
     /// [`Error::Shape`] for an output or upstream of the wrong length.
-    pub fn t_pass(&self, mut ticket: WeightGrad<'_, D>, out: Gradients<'_>, upstream: Upstream<'_>) -> Result<()> {
+    pub fn t_pass(
+        &self,
+        mut ticket: WeightGrad<'_, D>,
+        out: Gradients<'_>,
+        upstream: Upstream<'_>,
+    ) -> Result<Filtered> {
         let saved = ticket.saved.take();
         let job = &ticket.job;
         let (rows, hidden) = (job.shard.weight.rows(), job.batch.x.columns());
@@ -177,9 +189,11 @@ impl<D: Device> OutputLayer<D> {
                 }
             }
         }
-        let pass = job.s_pass()?;
+        let filter = self.policy.filter.map(Filter::new);
+        let pass = SPass { filter: filter.as_ref(), ..job.s_pass()? };
         let sums = Sums { dw: out.dw, dbias: out.dbias };
-        self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &scaled, sums)
+        self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &scaled, sums)?;
+        Ok(filter.map_or_else(Filtered::default, |f| f.count()))
     }
 
     fn check(&self, batch: &Batch<'_>, shard: &Shard<'_>) -> Result<()> {
@@ -246,7 +260,8 @@ impl<D: Device> OutputLayer<D> {
             upstream[token] = factor * batch.upstream.map_or(1.0, |u| u[*row as usize]);
         }
         let agreement = self.agreement(&batch, shard.bias.is_some());
-        Job { layer: self.clone(), kernels, batch, shard, rows, targets, upstream, agreement }
+        let filter = self.policy.filter.map(Filter::new);
+        Job { layer: self.clone(), kernels, batch, shard, rows, targets, upstream, agreement, filter }
     }
 
     fn agreement(&self, batch: &Batch<'_>, bias: bool) -> String {
@@ -256,7 +271,7 @@ impl<D: Device> OutputLayer<D> {
         batch.upstream.map(|u| u.iter().map(|u| u.to_bits()).collect::<Vec<_>>()).hash(&mut hasher);
         let CrossEntropy { reduction, normalizer, ignore_index, logit_scale } = self.loss;
         format!(
-            "rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, reduction {reduction}, \
+            "rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, filter {:?}, reduction {reduction}, \
              normalizer {normalizer:?}, ignore_index {ignore_index:?}, logit_scale {logit_scale}, bias {bias}, targets and upstream {:016x}",
             self.device.place(),
             batch.x.rows(),
@@ -266,6 +281,7 @@ impl<D: Device> OutputLayer<D> {
             hash(&self.layout),
             batch.x.dtype(),
             self.policy.algorithm,
+            self.policy.filter,
             hasher.finish(),
         )
     }
@@ -302,6 +318,7 @@ impl<'a, D: Device> Job<'a, D> {
             inputs: self.inputs(),
             rows: &self.rows,
             targets: &self.targets,
+            filter: self.filter.as_ref(),
         })
     }
 }
@@ -379,6 +396,7 @@ fn done<'a, D: Device>(
         loss: loss.reduce(&losses[..job.rows.len()], &job.rows, tokens),
         lse: scatter(&lse, &job.rows, tokens),
         dx: merged.dx.clone().unwrap_or_default(),
+        filtered: job.filter.as_ref().map_or_else(Filtered::default, Filter::count),
         weight_grad: WeightGrad { inputs, saved, merged: ticket, job },
     })
 }

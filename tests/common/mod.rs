@@ -7,8 +7,8 @@ use rand_chacha::ChaCha8Rng;
 use vocabfuse::problem::{self, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
-    Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy,
-    Reduction, Shard, ShardLayout, Target, Upstream,
+    Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, OutputLayer,
+    Policy, Reduction, Shard, ShardLayout, Target, Upstream,
 };
 
 /// A problem of random tensors, and how to run it.
@@ -88,6 +88,8 @@ pub struct Run {
     pub out: Outputs<f32>,
     pub counters: Vec<Counters>,
     pub kernels: Vec<&'static str>,
+    /// Tiles of dX and dW that the gradient filter left out, over all ranks.
+    pub filtered: [Filtered; 2],
 }
 
 fn convert<T: Element>(values: &[f32], from: fn(f32) -> T) -> Vec<T> {
@@ -136,16 +138,20 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
         let partial = layer.s_pass(batch, shard)?;
         let kernels = partial.kernels();
         let done = partial.start_combine(&comm)?.wait()?;
-        layer.t_pass(done.weight_grad, Gradients { dw, dbias }, Upstream::One)?;
+        let filtered = [done.filtered, layer.t_pass(done.weight_grad, Gradients { dw, dbias }, Upstream::One)?];
         let (loss, lse, dx) = (done.loss, done.lse, done.dx);
-        Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels))
+        Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels, filtered))
     })?;
-    let (loss, lse, dx, _, kernels) = results[0].clone();
+    let (loss, lse, dx, _, kernels, _) = results[0].clone();
+    let mut filtered = [Filtered::default(); 2];
+    for (of_rank, all) in results.iter().flat_map(|r| r.5).zip((0..2).cycle()) {
+        filtered[all] += of_rank;
+    }
     for (other_loss, other_lse, other_dx, ..) in &results {
         assert!(same(&loss, other_loss) && same(&lse, other_lse) && same(&dx, other_dx), "ranks got different results");
     }
     let counters = results.iter().map(|r| r.3).collect();
-    Ok(Run { out: Outputs { loss, lse, dx: dx.to_vec(), dw, dbias }, counters, kernels })
+    Ok(Run { out: Outputs { loss, lse, dx: dx.to_vec(), dw, dbias }, counters, kernels, filtered })
 }
 
 /// Equal bit for bit.

@@ -148,6 +148,10 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
             let (Some(store), Some(referenced)) = (p.store(), p.referenced()) else {
                 return Err(incomplete(loss));
             };
+            // What the gradient filter measures stored values against: the sum of them.
+            let Some(mass) = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot) else {
+                return Err(incomplete(loss));
+            };
             let mut wanted = vec![(store, Shape::Element)];
             wanted.extend(row_outputs(p).into_iter().map(|v| (v, Shape::Element)));
             let f16 = spec.dtype == Dtype::F16;
@@ -156,6 +160,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 map => lowered(p, "m", &[(referenced, Shape::Element)])?,
                 weigh => lowered(p, "w", &wanted)?,
                 statistics => Value::from(Serde(&statistics)),
+                mass => mass,
                 // f16 holds E up to 65504 = 2^16.
                 window => if f16 { "10.0" } else { "20.0" },
                 window_reason => if f16 { ": f16 cannot hold more" } else { "" },

@@ -119,8 +119,12 @@ impl Passes for Cpu {
         leads: bool,
     ) -> Result<ShardRows> {
         let mut rows = ShardRows::identity(kernels, merged.tokens);
-        rows.state[0].as_mut().copy_from_slice(merged.state[0].as_ref());
         let stages = if saved.is_some() { Stages::AccumulateSaved } else { Stages::All };
+        // Saved values are not summed again: the filter measures them against the sums over all ranks.
+        let known = if stages == Stages::AccumulateSaved { rows.state.len() } else { 1 };
+        for (to, from) in rows.state.iter_mut().zip(&merged.state).take(known) {
+            to.as_mut().copy_from_slice(from.as_ref());
+        }
         self.walk(kernels, pass, stages, &mut rows, saved)?;
         if leads {
             rows.state = merged.state;
@@ -216,6 +220,7 @@ impl Passes for Cpu {
             target_factor: &ticket.target_factor,
             upstream,
             saved: saved.as_ref(),
+            filter: pass.filter,
         };
         self.add_gradients(kernels, &pass, sums)
     }

@@ -4,6 +4,7 @@ use super::Cpu;
 use super::family::{Family, ProgramInputs, bind, column};
 use super::s_pass::Saved;
 use crate::buffer::{Buffer, SharedPointer};
+use crate::filter::Filter;
 use crate::passes::{LayerInputs, Sums};
 use crate::{Matrix, Result};
 use rayon::prelude::*;
@@ -27,6 +28,7 @@ pub(crate) struct TPass<'a> {
     pub(crate) upstream: &'a [f32],
     /// Values saved by pass S; `None` recomputes them.
     pub(crate) saved: Option<&'a Saved>,
+    pub(crate) filter: Option<&'a Filter>,
 }
 
 struct Task {
@@ -99,6 +101,10 @@ impl Cpu {
             .map(|_| Mutex::new((Buffer::zeroed((geometry.grad_scratch)(rows, width)), Buffer::zeroed(packed))))
             .collect();
         let region = padded * family.chunk * family.dtype.size();
+        let limits: Vec<f32> = pass.filter.map_or_else(Vec::new, |filter| {
+            let scale = filter.threshold * pass.inputs.logit_scale.abs();
+            pass.upstream.iter().map(|upstream| scale * upstream.abs()).collect()
+        });
         let run = if recompute { family.weight_grad_recompute } else { family.weight_grad_saved };
 
         tasks(family, pass.w.rows(), rows).into_par_iter().for_each(|task| {
@@ -128,6 +134,7 @@ impl Cpu {
                 ),
                 None => (ptr::null(), ptr::null()),
             };
+            let mut count = abi::TileCount::default();
             let column_gradient = dbias.get();
             let column_gradient = if column_gradient.is_null() {
                 column_gradient
@@ -155,8 +162,13 @@ impl Cpu {
                     dw: dw.get().add(task.first_column * hidden),
                     dw_stride: hidden,
                     column_gradients: &column_gradient,
+                    limits: limits.as_ptr(),
+                    filtered: if pass.filter.is_some() { &raw mut count } else { ptr::null_mut() },
                     scratch: scratch.as_mut().as_mut_ptr(),
                 });
+            }
+            if let Some(filter) = pass.filter {
+                filter.add(count.tiles, count.skipped);
             }
         });
     }

@@ -6,7 +6,8 @@ use std::time::Instant;
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::Inputs;
 use vocabfuse::{
-    Batch, Counters, CrossEntropy, Device, Error, Gradients, Local, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+    Batch, Counters, CrossEntropy, Device, Error, Filtered, Gradients, Local, OutputLayer, Policy, Shard, ShardLayout,
+    Upstream,
 };
 
 /// What to run.
@@ -29,6 +30,8 @@ pub struct Results {
     pub kernels: Vec<&'static str>,
     /// Barriers and launches of a rank, bytes of all ranks.
     pub counters: Counters,
+    /// Tiles of dX and dW that the gradient filter left out, over all ranks.
+    pub filtered: [Filtered; 2],
     /// Milliseconds of S, combine and T.
     pub ms: [f64; 3],
     /// Most bytes that the process allocated at a time, besides inputs and outputs.
@@ -70,7 +73,9 @@ pub fn run<D: Device>(job: &Job<'_, D>) -> Result<Results, Error> {
 
     let counters = total(combined.iter().map(|(_, counters)| *counters));
     let (mut tickets, mut results) = (vec![], None);
+    let mut filtered = [Filtered::default(); 2];
     for (done, _) in combined {
+        filtered[0] += done.filtered;
         tickets.push(done.weight_grad);
         // All ranks have the same loss, lse and dX.
         results.get_or_insert((done.loss, done.lse, done.dx));
@@ -82,7 +87,9 @@ pub fn run<D: Device>(job: &Job<'_, D>) -> Result<Results, Error> {
         None => ranks.map(|_| None).collect(),
     };
     let work = tickets.into_iter().zip(dws).zip(dbiases).collect();
-    each(work, |rank, ((ticket, dw), dbias)| layers[rank].t_pass(ticket, Gradients { dw, dbias }, Upstream::One))?;
+    let of_ranks =
+        each(work, |rank, ((ticket, dw), dbias)| layers[rank].t_pass(ticket, Gradients { dw, dbias }, Upstream::One))?;
+    of_ranks.into_iter().for_each(|of_rank| filtered[1] += of_rank);
     let after_t = Instant::now();
 
     let outputs = (loss.len() + lse.len() + dx.len()) * size_of::<f32>();
@@ -97,6 +104,7 @@ pub fn run<D: Device>(job: &Job<'_, D>) -> Result<Results, Error> {
         dbias,
         kernels,
         counters,
+        filtered,
     })
 }
 

@@ -4,8 +4,8 @@ use super::check::{Check, Errors};
 use super::passes::Results;
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use vocabfuse::PtxReport;
 use vocabfuse::tensors::Inputs;
+use vocabfuse::{Filtered, PtxReport};
 
 /// The JSON object of `run`.
 #[derive(Serialize)]
@@ -23,6 +23,8 @@ pub struct Report {
     /// Most bytes allocated at a time, besides inputs and outputs.
     peak_extra_bytes: usize,
     ms: Milliseconds,
+    /// Shares of the tiles of dX and dW that the gradient filter left out; null without one.
+    filtered: Option<[f64; 2]>,
     kernels: Vec<&'static str>,
     device: String,
     /// What the PTX interpreter counted and found; only with it.
@@ -85,6 +87,7 @@ impl Report {
             bytes: results.counters.bytes,
             peak_extra_bytes: results.peak_extra_bytes,
             ms: Milliseconds { s, combine, t },
+            filtered: results.filtered.iter().any(|f| f.tiles > 0).then(|| results.filtered.map(Filtered::share)),
             kernels: results.kernels.clone(),
             device,
             interpreter: found.map(Interpreter::new),
@@ -108,6 +111,10 @@ impl Report {
         cost.add_row(["barriers", &self.barriers.to_string()]);
         cost.add_row(["collective launches", &self.launches.to_string()]);
         cost.add_row(["bytes communicated", &self.bytes.to_string()]);
+        if let Some([dx, dw]) = self.filtered.map(|shares| shares.map(|share| format!("{:.1} %", share * 100.0))) {
+            cost.add_row(["tiles left out of dX", &dx]);
+            cost.add_row(["tiles left out of dW", &dw]);
+        }
         if let Some(found) = &self.interpreter {
             cost.add_row(["launches of kernels", &found.launches.to_string()]);
             cost.add_row(["races", &found.races.to_string()]);
