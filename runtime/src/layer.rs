@@ -4,7 +4,7 @@ use crate::algorithm::{Exchange, blocks};
 use crate::comm::{Finish, Local, Merged, Pending};
 use crate::filter::{Filter, Filtered};
 use crate::loss::scatter;
-use crate::passes::{Extent, FinishJob, LayerInputs, SPass, Sums};
+use crate::passes::{Extent, FinishJob, LayerInputs, SPass, Sums, TPass};
 use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
 use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Matrix, Policy, Result, Save, ShardLayout};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -192,7 +192,9 @@ impl<D: Device> OutputLayer<D> {
         let filter = self.policy.filter.map(Filter::new);
         let pass = SPass { filter: filter.as_ref(), ..job.s_pass()? };
         let sums = Sums { dw: out.dw, dbias: out.dbias };
-        self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &scaled, sums)?;
+        let (inputs, merged) = (&ticket.inputs, &ticket.merged);
+        let pass = TPass { pass, inputs, ticket: merged, saved, upstream: &scaled, sums };
+        self.device.t_pass(&job.kernels, pass)?;
         Ok(filter.map_or_else(Filtered::default, |f| f.count()))
     }
 

@@ -88,6 +88,15 @@ impl Buffer {
         Ok(values)
     }
 
+    /// All bytes; waits for them.
+    pub(super) fn read(&self) -> Result<Vec<u8>> {
+        let mut values = vec![0; self.bytes];
+        if self.bytes > 0 {
+            self.driver.download(self.address, &mut values)?;
+        }
+        Ok(values)
+    }
+
     /// Hands out rows of `width` floats in order, some at a time; waits for them.
     pub(super) fn each_row(&self, rows: usize, width: usize, mut take: impl FnMut(usize, &[f32])) -> Result<()> {
         let rows_at_once = (STAGING / (4 * width).max(1)).max(1);

@@ -103,10 +103,10 @@ impl Kernels {
         self.loss.finish.row_outputs().map(|(name, _)| name).collect()
     }
 
-    /// Names of the kernels that a microbatch calls.
+    /// Names of the kernels that a microbatch without a filter calls.
     pub(super) fn names(&self, saved: bool) -> Vec<&'static str> {
         let unused = if saved { KernelKind::LogitsGradient } else { KernelKind::SavedGradient };
-        let used = kinds(self.dtype).into_iter().filter(|kind| *kind != unused);
+        let used = kinds(self.dtype).into_iter().filter(|kind| *kind != unused && *kind != KernelKind::FilterTiles);
         used.filter_map(|kind| self.spec(kind).ok()).map(|spec| interned(spec.name())).collect()
     }
 
@@ -130,6 +130,7 @@ pub(super) fn kinds(dtype: Dtype) -> Vec<KernelKind> {
         KernelKind::LogitsGradient,
         KernelKind::WeightGrad,
         KernelKind::ReduceColumns,
+        KernelKind::FilterTiles,
     ];
     if dtype == Dtype::F16 {
         kinds.push(KernelKind::GradientScale);

@@ -8,7 +8,7 @@ use super::rows::{Rows, Targets};
 use super::s_pass::{self, Inputs, Saved, Walk};
 use super::t_pass::{self, Ticket};
 use crate::buffer::SharedPointer;
-use crate::passes::{Block, Extent, FinishJob, Passes, SPass, Sums};
+use crate::passes::{Block, Extent, FinishJob, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
 
@@ -165,16 +165,7 @@ impl Passes for Gpu {
         Ok(ticket)
     }
 
-    fn t_pass(
-        &self,
-        kernels: &Kernels,
-        inputs: &Inputs,
-        pass: &SPass<'_>,
-        ticket: &Ticket,
-        saved: Option<Saved>,
-        upstream: &[f32],
-        sums: Sums<'_>,
-    ) -> Result<()> {
-        t_pass::t_pass(kernels, inputs, pass, ticket, saved, upstream, sums)
+    fn t_pass(&self, kernels: &Kernels, pass: TPass<'_, Gpu>) -> Result<()> {
+        t_pass::t_pass(kernels, pass)
     }
 }

@@ -25,6 +25,15 @@ pub struct Inputs {
     pub(super) bias: Option<Buffer>,
     /// Shard-local targets, -1 where another shard owns them.
     pub(super) targets: Buffer,
+    /// Largest logit of each token in each tile of columns, `[tiles][tokens]`, which pass S finds; only for filtering.
+    pub(super) peaks: Option<Buffer>,
+}
+
+impl Inputs {
+    /// Where the peaks of the tiles from a column on are.
+    pub(super) fn peaks(&self, column: usize, tokens: usize) -> Argument {
+        self.peaks.as_ref().map_or(Pointer(0), |peaks| peaks.from(column_tiles(column) * tokens * 4))
+    }
 }
 
 /// Saved numerators of the softmax, for pass T.
@@ -106,12 +115,14 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
     }
     // Copied from memory of ours: if the caller has pinned his, it might be read after he has it back.
     let bias = pass.inputs.bias.map(<[f32]>::to_vec);
+    let peaks = pass.filter.map(|_| Buffer::new(driver, column_tiles(pass.w.rows()) * tokens * 4));
     Ok(Inputs {
         x,
         w: Buffer::matrix(driver, pass.w, width)?,
         width,
         bias: bias.map(|bias| Buffer::with(driver, &bias)).transpose()?,
         targets: Buffer::with(driver, &pass.targets[..tokens])?,
+        peaks: peaks.transpose()?,
     })
 }
 
@@ -268,7 +279,7 @@ impl<'a> Walk<'a> {
                 ("partials", self.partials.from(0)),
                 ("partial_stride", I64(tokens as i64)),
                 ("e", e),
-                ("peaks", Pointer(0)),
+                ("peaks", inputs.peaks(columns.start, tokens)),
             ])
             .uniforms(|name| self.pass.inputs.uniform(name))?
             .columns(|name| (name == "bias").then(|| pointer(inputs.bias.as_ref())))?;

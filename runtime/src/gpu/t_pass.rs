@@ -1,14 +1,18 @@
 //! Pass T of one shard on a device.
 
+use super::Gpu;
 use super::buffer::Buffer;
 use super::driver::Argument::{self, F32, I32, I64, Pointer};
 use super::kernels::Kernels;
 use super::rows::pointer;
 use super::s_pass::{Inputs, Saved, chunks};
 use crate::Result;
-use crate::passes::{SPass, Sums};
+use crate::filter::Filter;
+use crate::passes::{SPass, TPass};
 use std::ops::Range;
-use vocabfuse_codegen::cuda::{logits_blocks, reduce_columns_blocks, tile_blocks, token_tiles, weight_grad_blocks};
+use vocabfuse_codegen::cuda::{
+    column_tiles, logits_blocks, reduce_columns_blocks, tile_blocks, token_tiles, weight_grad_blocks,
+};
 use vocabfuse_codegen::{Dtype, KernelKind};
 
 /// What pass T needs of the merged rows of all tokens.
@@ -36,18 +40,13 @@ struct Walk<'a> {
     dbias: Option<Buffer>,
     /// Column sums of Q.
     sums: Option<Buffer>,
+    /// Flags of tiles that take no part in dW, `[tiles of columns][tiles of tokens]`; only for filtering.
+    skip: Option<(&'a Filter, Buffer)>,
 }
 
 /// Adds the gradients of one shard.
-pub(super) fn t_pass(
-    kernels: &Kernels,
-    inputs: &Inputs,
-    pass: &SPass<'_>,
-    ticket: &Ticket,
-    saved: Option<Saved>,
-    upstream: &[f32],
-    sums: Sums<'_>,
-) -> Result<()> {
+pub(super) fn t_pass(kernels: &Kernels, work: TPass<'_, Gpu>) -> Result<()> {
+    let TPass { pass, inputs, ticket, saved, upstream, sums } = work;
     let (tokens, classes) = (pass.rows.len(), pass.w.rows());
     if tokens == 0 || classes == 0 {
         return Ok(());
@@ -55,10 +54,11 @@ pub(super) fn t_pass(
     let driver = kernels.driver();
     let room = |bytes: usize, wanted: bool| wanted.then(|| Buffer::new(driver, bytes)).transpose();
     let with_bias = sums.dbias.is_some();
+    let skip = room(column_tiles(classes) * token_tiles(tokens), pass.filter.is_some())?;
     let walk = Walk {
         kernels,
         inputs,
-        pass,
+        pass: &pass,
         ticket,
         upstream: Buffer::with(driver, &upstream[..tokens])?,
         scale: room(8, kernels.dtype == Dtype::F16)?,
@@ -67,6 +67,7 @@ pub(super) fn t_pass(
         dw: Buffer::new(driver, classes * inputs.width * 4)?,
         dbias: room(classes * 4, with_bias)?,
         sums: room(token_tiles(tokens) * kernels.chunk * 4, with_bias)?,
+        skip: pass.filter.zip(skip),
     };
     walk.run()?;
     let hidden = pass.x.columns();
@@ -75,6 +76,10 @@ pub(super) fn t_pass(
     })?;
     if let (Some(to), Some(from)) = (sums.dbias, &walk.dbias) {
         to.iter_mut().zip(from.floats(0, classes)?).for_each(|(sum, v)| *sum += v);
+    }
+    if let Some((filter, skip)) = &walk.skip {
+        let flags = skip.read()?;
+        filter.add(flags.len() as u64, flags.iter().filter(|flag| **flag != 0).count() as u64);
     }
     Ok(())
 }
@@ -99,6 +104,7 @@ impl Walk<'_> {
             call.launch(1)?;
         }
         for (index, columns) in chunks(self.kernels, self.pass.w.rows()) {
+            self.flag(&columns)?;
             let q = self.gradient(index, &columns)?;
             self.reduce(&columns)?;
             self.multiply(&columns, q)?;
@@ -112,6 +118,31 @@ impl Walk<'_> {
         }
         let position = self.kernels.outputs().iter().position(|known| *known == name)?;
         Some(self.ticket.outputs.from(position * self.tokens() * 4))
+    }
+
+    /// Where the flags of a chunk are.
+    fn flags(&self, columns: &Range<usize>) -> Argument {
+        let first = column_tiles(columns.start) * token_tiles(self.tokens());
+        self.skip.as_ref().map_or(Pointer(0), |(_, flags)| flags.from(first))
+    }
+
+    /// Flags the tiles of a chunk in which no derivative is over the threshold.
+    fn flag(&self, columns: &Range<usize>) -> Result<()> {
+        let Some((filter, _)) = &self.skip else { return Ok(()) };
+        let (tokens, lse) = (self.tokens(), self.row("lse").unwrap_or(Pointer(0)));
+        let call = self.kernels.call(KernelKind::FilterTiles)?.set([
+            ("peaks", self.inputs.peaks(columns.start, tokens)),
+            ("peak_stride", I64(tokens as i64)),
+            ("lse", lse),
+            ("targets", self.inputs.targets.from(0)),
+            ("tokens", I32(tokens as i32)),
+            ("first_column", I32(columns.start as i32)),
+            ("columns", I32(columns.len() as i32)),
+            ("log2_threshold", F32(filter.threshold.log2())),
+            ("skip", self.flags(columns)),
+            ("skip_stride", I64(token_tiles(tokens) as i64)),
+        ]);
+        call.launch(tile_blocks(tokens, columns.len()))
     }
 
     /// Q of a chunk.
@@ -180,8 +211,8 @@ impl Walk<'_> {
             ("dw_stride", I64(width as i64)),
             ("beta", I32(0)),
             ("scale", pointer(self.scale.as_ref())),
-            ("skip", Pointer(0)),
-            ("skip_stride", I64(0)),
+            ("skip", self.flags(columns)),
+            ("skip_stride", I64(token_tiles(self.tokens()) as i64)),
         ]);
         call.launch(weight_grad_blocks(columns.len(), width))
     }
