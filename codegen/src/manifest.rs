@@ -14,6 +14,8 @@ pub enum Data {
     F32,
     /// 32-bit signed integer.
     I32,
+    /// 64-bit signed integer.
+    I64,
     /// Byte.
     U8,
 }
@@ -176,10 +178,12 @@ impl Type {
             Type::Read(Data::Element) => "const Element*",
             Type::Read(Data::F32) => "const float*",
             Type::Read(Data::I32) => "const int*",
+            Type::Read(Data::I64) => "const i64*",
             Type::Read(Data::U8) => "const u8*",
             Type::Write(Data::Element) => "Element*",
             Type::Write(Data::F32) => "float*",
             Type::Write(Data::I32) => "int*",
+            Type::Write(Data::I64) => "i64*",
             Type::Write(Data::U8) => "u8*",
             Type::I32 => "int",
             Type::I64 => "i64",
@@ -193,6 +197,7 @@ impl Type {
             Data::Element => dtype.to_string(),
             Data::F32 => "f32".to_owned(),
             Data::I32 => "i32".to_owned(),
+            Data::I64 => "i64".to_owned(),
             Data::U8 => "u8".to_owned(),
         };
         match self {

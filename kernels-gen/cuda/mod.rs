@@ -53,6 +53,8 @@ pub const TEXTS: &[(&str, &str)] = &[
     ("gather_rows__f16__sm80_t256", include_str!("gather_rows__f16__sm80_t256.cu")),
     ("scatter_add__bf16__sm80_t256", include_str!("scatter_add__bf16__sm80_t256.cu")),
     ("scatter_add__f16__sm80_t256", include_str!("scatter_add__f16__sm80_t256.cu")),
+    ("select_tokens__f32__sm80_t256", include_str!("select_tokens__f32__sm80_t256.cu")),
+    ("reduce_loss__f32__sm80_t256", include_str!("reduce_loss__f32__sm80_t256.cu")),
 ];
 
 /// The text of a kernel by name.

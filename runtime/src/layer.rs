@@ -6,7 +6,7 @@ use crate::filter::{Filter, Filtered};
 use crate::loss::scatter;
 use crate::passes::{Extent, FinishJob, LayerInputs, SPass, Sums, TPass};
 use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
-use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Matrix, Policy, Result, Save, ShardLayout};
+use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Matrix, Policy, Result, ShardLayout};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -238,12 +238,7 @@ impl<D: Device> OutputLayer<D> {
         let needed = |save: bool| self.device.working_set(kernels, extent, save) + if save { saved } else { 0 };
         let budget = self.policy.memory_budget.unwrap_or(DEFAULT_BUDGET);
         let fits = |save: bool| self.policy.memory_budget.is_none() || needed(save) <= budget;
-        let save = match self.policy.save {
-            // From sizes alone: scratch depends on the number of threads, and results must not.
-            Save::Auto => saved <= budget / 2,
-            Save::Yes => true,
-            Save::No => false,
-        };
+        let save = self.policy.saves(saved);
         if fits(save) { Ok(save) } else { Err(Error::Budget { budget, needed: needed(save) }) }
     }
 

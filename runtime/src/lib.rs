@@ -25,7 +25,7 @@ pub use cpu::Cpu;
 pub use device::Device;
 pub use error::Error;
 pub use filter::Filtered;
-pub use gpu::{Gpu, Ptx, PtxReport};
+pub use gpu::{DeviceTensor, Gpu, Ptx, PtxReport, Step, StepOptions, Traffic};
 pub use layer::{Batch, Done, Gradients, Merging, OutputLayer, Partial, Shard, Upstream, WeightGrad};
 pub use layout::ShardLayout;
 pub use loss::{CrossEntropy, Reduction};

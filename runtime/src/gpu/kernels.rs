@@ -28,14 +28,19 @@ pub(super) struct Kernel {
 pub(super) struct Library {
     driver: Arc<dyn Driver>,
     compiler: Compiler,
-    loaded: Mutex<BTreeMap<String, Arc<Kernel>>>,
+    loaded: Arc<Mutex<BTreeMap<String, Arc<Kernel>>>>,
 }
 
 impl Library {
     pub(super) fn new(driver: Arc<dyn Driver>, cache: Cache) -> Library {
         let (architecture, form) = (driver.architecture(), driver.form());
         let compiler = Compiler { cache, architecture, form, embedded: vocabfuse_kernels::CUBINS };
-        Library { driver, compiler, loaded: Mutex::default() }
+        Library { driver, compiler, loaded: Arc::default() }
+    }
+
+    /// The same kernels, launched through another driver of the same device.
+    fn through(&self, driver: Arc<dyn Driver>) -> Library {
+        Library { driver, compiler: self.compiler.clone(), loaded: Arc::clone(&self.loaded) }
     }
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
@@ -79,6 +84,11 @@ impl Kernels {
         // Refuses what no kernel covers before anything runs.
         kernels.spec(KernelKind::LogitsSoftmax)?;
         Ok(kernels)
+    }
+
+    /// The same kernels, launched through another driver of the same device.
+    pub(super) fn through(&self, driver: Arc<dyn Driver>) -> Kernels {
+        Kernels { library: Arc::new(self.library.through(driver)), ..self.clone() }
     }
 
     fn spec(&self, kind: KernelKind) -> Result<KernelSpec> {

@@ -63,8 +63,8 @@ impl Passes for Gpu {
         accumulate: bool,
         save: bool,
     ) -> Result<(Rows, Option<Saved>)> {
-        let saved = save.then(|| s_pass::saved(kernels, pass)).transpose()?;
-        let walk = Walk::new(kernels, inputs, pass, accumulate && !save)?;
+        let saved = save.then(|| s_pass::saved(kernels, inputs)).transpose()?;
+        let walk = Walk::new(kernels, inputs, pass.inputs, accumulate && !save)?;
         let mut rows = walk.statistics(accumulate, saved.as_ref())?;
         if accumulate {
             rows.targets = s_pass::gather_targets(kernels, inputs, pass)?;
@@ -91,7 +91,7 @@ impl Passes for Gpu {
     ) -> Result<Rows> {
         let mut rows = if leads { merged } else { merged.without_statistics(kernels)? };
         rows.width = inputs.width;
-        let walk = Walk::new(kernels, inputs, pass, saved.is_none())?;
+        let walk = Walk::new(kernels, inputs, pass.inputs, saved.is_none())?;
         walk.relative(&mut rows, saved.as_deref())?;
         rows.targets = s_pass::gather_targets(kernels, inputs, pass)?;
         Ok(rows)

@@ -4,7 +4,7 @@ use super::buffer::Buffer;
 use super::driver::Argument::{self, I32, I64, Pointer};
 use super::kernels::Kernels;
 use super::rows::{Rows, Targets, pointer};
-use crate::passes::{Extent, SPass};
+use crate::passes::{Extent, LayerInputs, SPass};
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,12 +17,14 @@ use vocabfuse_codegen::{Dtype, KernelKind};
 /// zeros behind column H. The kernels take `width` for H.
 #[derive(Debug)]
 pub struct Inputs {
+    pub(super) tokens: usize,
+    pub(super) classes: usize,
     /// X `[tokens, width]`: tokens that count.
     pub(super) x: Buffer,
     /// W_d `[classes, width]`.
-    pub(super) w: Buffer,
+    pub(super) w: Arc<Buffer>,
     pub(super) width: usize,
-    pub(super) bias: Option<Buffer>,
+    pub(super) bias: Option<Arc<Buffer>>,
     /// Shard-local targets, -1 where another shard owns them.
     pub(super) targets: Buffer,
     /// Largest logit of each token in each tile of columns, `[tiles][tokens]`, which pass S finds; only for filtering.
@@ -31,8 +33,13 @@ pub struct Inputs {
 
 impl Inputs {
     /// Where the peaks of the tiles from a column on are.
-    pub(super) fn peaks(&self, column: usize, tokens: usize) -> Argument {
-        self.peaks.as_ref().map_or(Pointer(0), |peaks| peaks.from(column_tiles(column) * tokens * 4))
+    pub(super) fn peaks(&self, column: usize) -> Argument {
+        self.peaks.as_ref().map_or(Pointer(0), |peaks| peaks.from(column_tiles(column) * self.tokens * 4))
+    }
+
+    /// The bias, or null.
+    pub(super) fn bias(&self) -> Argument {
+        pointer(self.bias.as_deref())
     }
 }
 
@@ -117,16 +124,26 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
     let bias = pass.inputs.bias.map(<[f32]>::to_vec);
     let peaks = pass.filter.map(|_| Buffer::new(driver, column_tiles(pass.w.rows()) * tokens * 4));
     Ok(Inputs {
+        tokens,
+        classes: pass.w.rows(),
         x,
-        w: Buffer::matrix(driver, pass.w, width)?,
+        w: Arc::new(Buffer::matrix(driver, pass.w, width)?),
         width,
-        bias: bias.map(|bias| Buffer::with(driver, &bias)).transpose()?,
+        bias: bias.map(|bias| Buffer::with(driver, &bias).map(Arc::new)).transpose()?,
         targets: Buffer::with(driver, &pass.targets[..tokens])?,
         peaks: peaks.transpose()?,
     })
 }
 
-fn gather(kernels: &Kernels, table: &Buffer, ids: &Buffer, width: usize, out: &Buffer, rows: usize) -> Result<()> {
+/// Rows of a table, zeros where an id is negative; all are `width` elements apart.
+pub(super) fn gather(
+    kernels: &Kernels,
+    table: &Buffer,
+    ids: &Buffer,
+    width: usize,
+    out: &Buffer,
+    rows: usize,
+) -> Result<()> {
     let call = kernels.call(KernelKind::GatherRows)?.set([
         ("table", table.from(0)),
         ("table_stride", I64(width as i64)),
@@ -158,7 +175,8 @@ pub(super) fn gather_targets(kernels: &Kernels, inputs: &Inputs, pass: &SPass<'_
 pub(super) struct Walk<'a> {
     kernels: &'a Kernels,
     inputs: &'a Inputs,
-    pass: &'a SPass<'a>,
+    /// What row programs read.
+    layer: LayerInputs<'a>,
     /// Statistics of each tile of a chunk.
     partials: Buffer,
     /// References before a chunk.
@@ -172,24 +190,20 @@ impl<'a> Walk<'a> {
     pub(super) fn new(
         kernels: &'a Kernels,
         inputs: &'a Inputs,
-        pass: &'a SPass<'a>,
+        layer: LayerInputs<'a>,
         keeps_e: bool,
     ) -> Result<Walk<'a>> {
-        let (driver, tokens) = (kernels.driver(), pass.rows.len());
+        let (driver, tokens) = (kernels.driver(), inputs.tokens);
         let parts = 1 + kernels.statistics().len();
         let partials = Buffer::new(driver, parts * column_tiles(kernels.chunk) * tokens * 4)?;
         let previous = Buffer::new(driver, tokens * 4)?;
         let e = keeps_e.then(|| Buffer::new(driver, region(kernels, tokens))).transpose()?;
-        Ok(Walk { kernels, inputs, pass, partials, previous, e })
-    }
-
-    fn tokens(&self) -> usize {
-        self.pass.rows.len()
+        Ok(Walk { kernels, inputs, layer, partials, previous, e })
     }
 
     /// Statistics, and with `accumulate` A, of a shard that has seen nothing yet.
     pub(super) fn statistics(&self, accumulate: bool, saved: Option<&Saved>) -> Result<Rows> {
-        let (kernels, tokens, classes) = (self.kernels, self.tokens(), self.pass.w.rows());
+        let (kernels, tokens, classes) = (self.kernels, self.inputs.tokens, self.inputs.classes);
         if classes == 0 {
             let mut rows = Rows::identity(kernels, tokens, self.inputs.width)?;
             rows.a = if accumulate { Some(self.zeros()?) } else { None };
@@ -228,7 +242,7 @@ impl<'a> Walk<'a> {
 
     /// A relative to the references in `rows`, none of which is below those of this shard.
     pub(super) fn relative(&self, rows: &mut Rows, saved: Option<&Saved>) -> Result<()> {
-        let (kernels, tokens, classes) = (self.kernels, self.tokens(), self.pass.w.rows());
+        let (kernels, tokens, classes) = (self.kernels, self.inputs.tokens, self.inputs.classes);
         if classes == 0 {
             rows.a = Some(self.zeros()?);
             return Ok(());
@@ -251,7 +265,7 @@ impl<'a> Walk<'a> {
     }
 
     fn zeros(&self) -> Result<Buffer> {
-        Buffer::with(self.kernels.driver(), &vec![0.0f32; self.tokens() * self.inputs.width])
+        Buffer::with(self.kernels.driver(), &vec![0.0f32; self.inputs.tokens * self.inputs.width])
     }
 
     // Address of W from a column of the logits on.
@@ -260,8 +274,8 @@ impl<'a> Walk<'a> {
     }
 
     fn logits(&self, columns: &Range<usize>, references: Argument, e: Argument) -> Result<()> {
-        let tokens = self.tokens();
         let (kernels, inputs, width) = (self.kernels, self.inputs, self.inputs.width);
+        let tokens = inputs.tokens;
         let call = kernels
             .call(KernelKind::LogitsSoftmax)?
             .set([
@@ -273,16 +287,16 @@ impl<'a> Walk<'a> {
                 ("hidden", I32(width as i32)),
                 ("first_column", I32(columns.start as i32)),
                 ("columns", I32(columns.len() as i32)),
-                ("classes", I32(self.pass.w.rows() as i32)),
+                ("classes", I32(inputs.classes as i32)),
                 ("targets", inputs.targets.from(0)),
                 ("references", references),
                 ("partials", self.partials.from(0)),
                 ("partial_stride", I64(tokens as i64)),
                 ("e", e),
-                ("peaks", inputs.peaks(columns.start, tokens)),
+                ("peaks", inputs.peaks(columns.start)),
             ])
-            .uniforms(|name| self.pass.inputs.uniform(name))?
-            .columns(|name| (name == "bias").then(|| pointer(inputs.bias.as_ref())))?;
+            .uniforms(|name| self.layer.uniform(name))?
+            .columns(|name| (name == "bias").then(|| inputs.bias()))?;
         call.launch(logits_blocks(tokens, columns.len()))
     }
 
@@ -295,7 +309,7 @@ impl<'a> Walk<'a> {
         previous: Argument,
         e_references: Argument,
     ) -> Result<()> {
-        let (tokens, width) = (self.tokens(), self.inputs.width);
+        let (tokens, width) = (self.inputs.tokens, self.inputs.width);
         let call = self.kernels.call(KernelKind::Accumulate)?.set([
             ("e", e),
             ("w", self.w(columns.start)),
@@ -315,6 +329,6 @@ impl<'a> Walk<'a> {
 }
 
 /// Room for the saved values of a shard.
-pub(super) fn saved(kernels: &Kernels, pass: &SPass<'_>) -> Result<Saved> {
-    Saved::new(kernels, pass.rows.len(), pass.w.rows())
+pub(super) fn saved(kernels: &Kernels, inputs: &Inputs) -> Result<Saved> {
+    Saved::new(kernels, inputs.tokens, inputs.classes)
 }
