@@ -44,6 +44,7 @@ fn get<T: Element + bytemuck::Pod>(step: &Step<T>) -> Run {
         dx: step.dx().download().unwrap(),
         dw: step.dw().download().unwrap(),
         dbias: Some(step.dbias().unwrap().download().unwrap()),
+        argmax: vec![],
     };
     Run { out, counters: vec![], kernels: vec![], filtered: [Filtered::default(); 2] }
 }
@@ -86,6 +87,15 @@ fn replays_with_other_contents_are_fresh_runs() {
     for save in [Save::Yes, Save::No] {
         replays(&case(Dtype::Bf16, save, Reduction::Mean), bf16::from_f32);
         replays(&case(Dtype::F16, save, Reduction::None), f16::from_f32);
+    }
+}
+
+#[test]
+fn options_of_the_loss_are_those_of_the_layer() {
+    for (save, softcap) in [(Save::Yes, None), (Save::Auto, Some(2.0))] {
+        let base = case(Dtype::Bf16, save, Reduction::Mean);
+        let loss = CrossEntropy { softcap, label_smoothing: 0.1, z_loss: 0.01, ..base.loss };
+        replays(&Case { loss, ..base }, bf16::from_f32);
     }
 }
 
@@ -157,6 +167,8 @@ fn unusable_options_are_refused() {
     assert!(matches!(refused(StepOptions { tokens: 1 << 31, ..good }), Error::Shape { tensor: "x", .. }));
     let policy = Policy { chunk: Some(100), ..good.policy };
     assert!(matches!(refused(StepOptions { policy, ..good }), Error::Option { option: "chunk", .. }));
+    let loss = CrossEntropy { argmax: true, ..good.loss };
+    assert!(matches!(refused(StepOptions { loss, ..good }), Error::Option { option: "argmax", .. }));
     let f32 = Step::<f32>::new(&gpu, good).unwrap_err();
     assert!(matches!(f32, Error::Option { option: "precision", .. }), "{f32}");
     let step = Step::<bf16>::new(&gpu, good).unwrap();

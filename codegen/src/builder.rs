@@ -2,7 +2,7 @@
 
 use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_module, emit_prelude};
 use crate::error::Error;
-use crate::loss::{Loss, cross_entropy};
+use crate::loss::{CrossEntropyForm, Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
 use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub struct Builder {
     narrow: bool,
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
-    losses: Vec<Loss>,
+    losses: Vec<(Loss, Option<Vec<usize>>)>,
 }
 
 /// Chunk sizes of the checked-in kernels.
@@ -36,6 +36,9 @@ pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
 
 /// Path of the manifest of CUDA kernels among the files.
 pub const MANIFEST: &str = "cuda/manifest.json";
+
+/// Chunk sizes of the checked-in kernels of the forms of cross-entropy that have options.
+pub const FORM_CHUNKS: &[usize] = &[512, 2048];
 
 /// Chunk sizes of the checked-in CUDA kernels.
 pub const DEFAULT_CUDA_CHUNKS: &[usize] = &[2048, 8192, 32768];
@@ -58,6 +61,19 @@ impl Builder {
     /// All CPU targets, dtypes and kernels, the default chunks, and cross-entropy.
     pub fn new() -> Builder {
         Builder::default()
+    }
+
+    /// What the crate `vocabfuse-kernels` holds for CPU targets: [`Builder::new`], and every form of cross-entropy in
+    /// [`FORM_CHUNKS`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn checked_in() -> Result<Builder, Error> {
+        let mut builder = Builder::new().loss(cross_entropy()?);
+        for form in CrossEntropyForm::all().into_iter().skip(1) {
+            builder.losses.push((form.loss()?, Some(FORM_CHUNKS.to_vec())));
+        }
+        Ok(builder)
     }
 
     /// All CUDA targets and kernels, bf16 and f16, the default CUDA chunks, and cross-entropy.
@@ -103,7 +119,7 @@ impl Builder {
 
     /// Another loss; without any, cross-entropy.
     pub fn loss(mut self, loss: Loss) -> Builder {
-        self.losses.push(loss);
+        self.losses.push((loss, None));
         self
     }
 
@@ -112,16 +128,16 @@ impl Builder {
     /// # Errors
     /// See [`Error`].
     pub fn generate(&self) -> Result<Vec<Kernel>, Error> {
-        let losses = if self.losses.is_empty() { vec![cross_entropy()?] } else { self.losses.clone() };
+        let losses = self.losses()?;
         let mut kernels: Vec<Kernel> = vec![];
         for chunk in &self.chunks {
             check_chunk(*chunk)?;
         }
         for &target in &self.targets {
             for &kind in &self.kernels {
-                for loss in &losses {
+                for (loss, chunks) in losses.iter().filter(|(loss, _)| loss.has(kind)) {
                     loss.verify()?;
-                    for spec in self.specs(kind, target, &loss.name) {
+                    for spec in self.specs(kind, target, &loss.name, chunks.as_ref().unwrap_or(&self.chunks)) {
                         if kernels.iter().all(|k| k.spec != spec) {
                             kernels.push(emit(&spec, loss)?);
                         }
@@ -132,10 +148,15 @@ impl Builder {
         Ok(kernels)
     }
 
+    // Losses, and their chunks where they have some of their own.
+    fn losses(&self) -> Result<Vec<(Loss, Option<Vec<usize>>)>, Error> {
+        Ok(if self.losses.is_empty() { vec![(cross_entropy()?, None)] } else { self.losses.clone() })
+    }
+
     // The specifications of one kind; combinations that a target does not support are left out.
-    fn specs(&self, kind: KernelKind, target: Target, loss: &str) -> Vec<KernelSpec> {
+    fn specs(&self, kind: KernelKind, target: Target, loss: &str, chunks: &[usize]) -> Vec<KernelSpec> {
         let mut specs = vec![];
-        for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| self.chunks.iter().map(move |c| (d, c))) {
+        for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| chunks.iter().map(move |c| (d, c))) {
             for precision in std::iter::once(None).chain(self.precisions.iter().copied().map(Some)) {
                 let Ok(spec) = KernelSpec::with_precision(kind, target, dtype, precision, chunk, loss) else {
                     continue;
@@ -153,12 +174,12 @@ impl Builder {
     /// # Errors
     /// See [`Error`].
     pub fn entries(&self) -> Result<Vec<Entry>, Error> {
-        let known = if self.losses.is_empty() { vec![cross_entropy()?] } else { self.losses.clone() };
+        let known = self.losses()?;
         let mut entries = vec![];
         for kernel in self.generate()?.iter().filter(|k| k.spec.target.is_cuda()) {
             // A kernel without a loss holds no program, so that any stands for it.
-            let named = |l: &&Loss| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.name);
-            if let Some(loss) = known.iter().find(named) {
+            let named = |l: &&(Loss, _)| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.0.name);
+            if let Some((loss, _)) = known.iter().find(named) {
                 entries.push(cuda_entry(&kernel.spec, loss)?);
             }
         }

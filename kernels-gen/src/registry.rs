@@ -27,10 +27,14 @@ pub struct Kernel {
 }
 
 /// Names that the host binds arrays to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bindings {
     /// Row statistics after the reference; the rule of merging is in the kernel.
     pub statistics: &'static [&'static str],
+    /// What each statistic is of a row that has seen no logit.
+    pub identities: &'static [f32],
+    /// Whether the product of the kernel is the same for all tokens.
+    pub shared: bool,
     /// Scalars of the statistics program.
     pub statistics_uniforms: &'static [&'static str],
     /// Column inputs of the statistics program.
@@ -51,6 +55,8 @@ impl Bindings {
     /// No names.
     pub const NONE: Bindings = Bindings {
         statistics: &[],
+        identities: &[],
+        shared: false,
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -1,6 +1,6 @@
 //! The three algorithms as sequences of the same collective: which parts of the rows each barrier merges.
 
-use crate::comm::{Finish, Local, Merged, Pending};
+use crate::comm::{Finish, Local, MergeRows, Merged, Pending};
 use crate::passes::{Block, SPass};
 use crate::{Algorithm, Device, Result};
 
@@ -30,11 +30,11 @@ impl Algorithm {
         rows: D::Rows,
     ) -> Result<(Pending, Option<D::Rows>)> {
         Ok(match self {
-            Algorithm::Two | Algorithm::One => (comm.start::<D>(agreement, rows), None),
+            Algorithm::Two | Algorithm::One => (MergeRows::<D>::start(comm, agreement, rows), None),
             Algorithm::Naive => {
                 // Only the references travel: the maximum comes first, the sums with the next barrier.
                 let references = device.references(kernels, &rows)?;
-                (comm.start::<D>(agreement, references), Some(rows))
+                (MergeRows::<D>::start(comm, agreement, references), Some(rows))
             }
         })
     }
@@ -49,18 +49,25 @@ impl Algorithm {
         finish: &Finish<'_>,
     ) -> Result<Merged<D>> {
         let (device, kernels) = (exchange.device, exchange.kernels);
-        if self == Algorithm::Two {
-            return first.wait(device, kernels, Some(finish));
+        let (merging, finishing) =
+            (MergeRows { device, kernels, finish: None }, MergeRows { device, kernels, finish: Some(finish) });
+        // Without A, which dX alone is made of, statistics are all there is to merge.
+        let without_a = finish.dx_rows.is_none();
+        if self == Algorithm::Two || self == Algorithm::One && without_a {
+            return first.wait(&finishing);
         }
-        let mut merged = device.concatenate(kernels, &blocks(&first.wait(device, kernels, None)?))?;
+        let mut merged = device.concatenate(kernels, &blocks(&first.wait(&merging)?))?;
         if let Some(mut rows) = kept {
             device.raise(kernels, &mut rows, &merged)?;
-            let second = comm.start::<D>(exchange.agreement, rows);
-            merged = device.concatenate(kernels, &blocks(&second.wait(device, kernels, None)?))?;
+            let second = MergeRows::<D>::start(comm, exchange.agreement, rows);
+            if without_a {
+                return second.wait(&finishing);
+            }
+            merged = device.concatenate(kernels, &blocks(&second.wait(&merging)?))?;
         }
         let saved = exchange.saved.as_deref_mut();
         let rows = device.accumulate(kernels, exchange.inputs, &exchange.pass, merged, saved, comm.rank() == 0)?;
-        comm.start::<D>(exchange.agreement, rows).wait(device, kernels, Some(finish))
+        MergeRows::<D>::start(comm, exchange.agreement, rows).wait(&finishing)
     }
 }
 

@@ -33,8 +33,7 @@ fn replace(files: &BTreeMap<String, String>, root: &Path, folders: &[&str]) -> R
 /// Replaces all generated files: Rust kernels under `src`, CUDA texts beside it, with a manifest of what NVRTC made of
 /// them. Only texts that changed are compiled.
 pub fn write() -> Result<()> {
-    let mut cuda = Builder::cuda().files()?;
-    let cpu = Builder::new().files()?;
+    let (cpu, mut cuda) = (Builder::checked_in()?.files()?, Builder::cuda().files()?);
     cuda.insert(MANIFEST.to_owned(), manifest()?.to_json());
     let targets: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
     replace(&cpu, &folder("src"), &targets)?;

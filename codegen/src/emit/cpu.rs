@@ -1,11 +1,11 @@
 //! CPU kernels: Rust text from the templates under `cpu/`.
 
-use super::Kernel;
+use super::{Kernel, statistics};
 use crate::error::{Error, SpecError};
-use crate::loss::{Loss, Merge};
-use crate::lower::{Fragment, RustSimd, lower};
+use crate::loss::{Loss, Merge, OPERAND_FACTOR};
+use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
 use crate::plan::cpu::{Tile, tile};
-use crate::program::{Program, Shape};
+use crate::program::{Kind, Program, Shape, Type, ValueId};
 use crate::render::render;
 use crate::spec::{Dtype, KernelKind, KernelSpec, Target};
 use minijinja::value::Serde;
@@ -13,17 +13,12 @@ use minijinja::{Value, context};
 use serde::Serialize;
 
 #[derive(Serialize)]
-struct Statistic {
-    rule: Merge,
-    /// Position in the kernel's `state`: the reference is 0.
-    slot: usize,
-}
-
-#[derive(Serialize)]
 struct Field {
     name: &'static str,
     texts: String,
 }
+
+const UNIFORM: Type = Type { kind: Kind::F32, shape: Shape::Uniform };
 
 pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
     let name = spec.name();
@@ -36,6 +31,7 @@ pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
         spec_json => serde_json::to_string(spec).unwrap_or_default(),
         template => template,
         bindings => bindings,
+        shared => spec.kernel == KernelKind::LogitsOperand && loss.shares_operand(),
         entry => entry(spec.kernel),
         dtype => spec.dtype.as_str(),
         storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },
@@ -78,6 +74,7 @@ fn template(spec: &KernelSpec) -> String {
         | (Target::Amx, KernelKind::LogitsSoftmax | KernelKind::UnpackAccumulator) => {
             format!("amx/{}.rs.in", spec.kernel)
         }
+        (Target::Amx, KernelKind::LogitsOperand) => "amx/logits_softmax.rs.in".to_owned(),
         (Target::Amx, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => {
             "amx/weight_grad.rs.in".to_owned()
         }
@@ -86,6 +83,7 @@ fn template(spec: &KernelSpec) -> String {
         }
         // Both keep A in the same blocks.
         (Target::Avx512Bf16, KernelKind::UnpackAccumulator) => "amx/unpack_accumulator.rs.in".to_owned(),
+        (_, KernelKind::LogitsOperand) => "logits_softmax.rs.in".to_owned(),
         (_, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => "weight_grad.rs.in".to_owned(),
         _ => format!("{}.rs.in", spec.kernel),
     }
@@ -95,7 +93,7 @@ fn entry(kernel: KernelKind) -> &'static str {
     match kernel {
         KernelKind::PackTokens | KernelKind::PackTokensGrad => "PackTokens",
         KernelKind::PackVocabulary => "PackVocabulary",
-        KernelKind::LogitsSoftmax => "LogitsSoftmax",
+        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => "LogitsSoftmax",
         KernelKind::UnpackAccumulator => "UnpackAccumulator",
         KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => "WeightGrad",
         KernelKind::Merge => "Merge",
@@ -139,25 +137,32 @@ fn target_context(target: Target) -> Value {
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
-    let statistics: Vec<Statistic> =
-        loss.statistics_rules().into_iter().enumerate().map(|(i, (_, rule))| Statistic { rule, slot: i + 1 }).collect();
+    let (statistics, values) = statistics(&loss.statistics, loss.statistics_rules(), &RustSimd);
     let row_outputs = |p: &Program| p.row_outputs().map(|(_, v)| v).collect::<Vec<_>>();
     Ok(match spec.kernel {
-        KernelKind::LogitsSoftmax => {
-            let p = &loss.statistics;
-            let (Some(store), Some(referenced)) = (p.store(), p.referenced()) else {
-                return Err(incomplete(loss));
-            };
-            // What the gradient filter measures stored values against: the sum of them.
-            let Some(mass) = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot) else {
-                return Err(incomplete(loss));
-            };
+        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => {
+            let operand = spec.kernel == KernelKind::LogitsOperand;
+            let p = if operand { loss.operand.as_ref().ok_or_else(|| incomplete(loss))? } else { &loss.statistics };
+            let store = p.store().ok_or_else(|| incomplete(loss))?;
             let mut wanted = vec![(store, Shape::Element)];
-            wanted.extend(row_outputs(p).into_iter().map(|v| (v, Shape::Element)));
+            if !operand {
+                wanted.extend(values.into_iter().map(|v| (v, Shape::Element)));
+            }
+            // What is relative to no reference moves none.
+            let map = match p.referenced() {
+                Some(referenced) => lowered(p, "m", &[(referenced, Shape::Element)])?,
+                None => {
+                    Value::from(Serde(&Fragment { results: vec![splat(f32::NEG_INFINITY)], ..Fragment::default() }))
+                }
+            };
+            // What the gradient filter measures stored values against: the sum of them. A further product is not filtered.
+            let mass = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot);
+            let mass = if operand { 0 } else { mass.ok_or_else(|| incomplete(loss))? };
+            let statistics = if operand { vec![] } else { statistics };
             let f16 = spec.dtype == Dtype::F16;
             context! {
                 chunk => spec.chunk,
-                map => lowered(p, "m", &[(referenced, Shape::Element)])?,
+                map => map,
                 weigh => lowered(p, "w", &wanted)?,
                 statistics => Value::from(Serde(&statistics)),
                 mass => mass,
@@ -198,10 +203,15 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 finish => lowered(&loss.finish, "f", &wanted)?,
                 a_factor => position("a_factor"),
                 target_factor => position("target_factor"),
+                operand_factor => loss.operand.as_ref().and_then(|_| position(OPERAND_FACTOR)),
             }
         }
         _ => context! {},
     })
+}
+
+fn splat(value: f32) -> String {
+    RustSimd.broadcast(&Operand { text: RustSimd.constant(value), ty: UNIFORM }, Shape::Element)
 }
 
 fn incomplete(loss: &Loss) -> Error {
@@ -212,7 +222,7 @@ fn incomplete(loss: &Loss) -> Error {
     }
 }
 
-fn lowered(program: &Program, prefix: &str, wanted: &[(crate::program::ValueId, Shape)]) -> Result<Value, Error> {
+fn lowered(program: &Program, prefix: &str, wanted: &[(ValueId, Shape)]) -> Result<Value, Error> {
     let fragment: Fragment = lower(program, &RustSimd, prefix, wanted)?;
     Ok(Value::from(Serde(&fragment)))
 }
@@ -222,17 +232,22 @@ fn bindings(spec: &KernelSpec, loss: &Loss) -> Value {
     let quote = |names: Vec<&str>| names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
     let program = match spec.kernel {
         KernelKind::LogitsSoftmax => Some(&loss.statistics),
+        KernelKind::LogitsOperand => loss.operand.as_ref(),
         KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => Some(&loss.gradient),
         KernelKind::Finish => Some(&loss.finish),
         _ => None,
     };
     let rules = loss.statistics_rules();
-    let statistics = if spec.kernel.has_loss() { rules.iter().map(|(n, _)| n.as_str()).collect() } else { vec![] };
+    let keeps = spec.kernel.has_loss() && spec.kernel != KernelKind::LogitsOperand;
+    let statistics = if keeps { rules.iter().map(|(n, _)| n.as_str()).collect() } else { vec![] };
     let with = |f: fn(&Program) -> Vec<&str>| program.map(f).unwrap_or_default();
-    let runs_statistics = spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute;
+    let identities: Vec<String> =
+        rules.iter().filter(|_| keeps).map(|(_, rule)| RustSimd.constant(rule.identity())).collect();
+    let runs_statistics = keeps && spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute;
     let of_statistics = |f: fn(&Program) -> Vec<&str>| if runs_statistics { f(&loss.statistics) } else { vec![] };
     let fields: Vec<Field> = vec![
         Field { name: "statistics", texts: quote(statistics) },
+        Field { name: "identities", texts: identities.join(", ") },
         Field { name: "statistics_uniforms", texts: quote(of_statistics(Program::uniforms)) },
         Field { name: "statistics_columns", texts: quote(of_statistics(Program::column_inputs)) },
         Field { name: "uniforms", texts: quote(with(Program::uniforms)) },

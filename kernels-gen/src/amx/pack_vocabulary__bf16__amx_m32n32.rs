@@ -67,6 +67,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],
@@ -74,6 +75,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &[],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::PackVocabulary(kernel),

@@ -26,6 +26,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],
@@ -33,6 +34,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &[],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::GatherRows(kernel),

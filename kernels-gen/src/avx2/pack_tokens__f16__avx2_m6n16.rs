@@ -40,6 +40,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],
@@ -47,6 +48,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &[],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::PackTokens(kernel),

@@ -38,6 +38,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],
@@ -45,6 +46,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &[],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::PackTokens(kernel),

@@ -30,6 +30,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],
@@ -37,6 +38,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &[],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::ScatterAdd(kernel),

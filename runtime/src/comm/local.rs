@@ -1,16 +1,14 @@
 //! Ranks that are threads of one process, merging in shared memory.
 //!
-//! The one collective is a reduction of rows by their own rule of merging, where every rank merges (and finishes) its
-//! block of the tokens, so the work is split as well as the memory traffic. A group does not know the device of its
-//! ranks: what they bring is of any type, which the ranks agree on together with the job.
+//! Every rank sees what all have brought, and makes its own block of the result, so the work is split as well as the
+//! memory traffic. A group does not know what is combined: parts are of any type, which the ranks agree on together with
+//! the job.
 
-use super::Counters;
+use super::{Combine, Counters, Outcome, Seat};
 use crate::buffer::SharedPointer;
-use crate::passes::{Block, FinishJob};
-use crate::{Device, Error, Result};
+use crate::{Error, Result};
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -62,17 +60,17 @@ impl Local {
         Local { member: Arc::clone(&self.member) }
     }
 
-    /// Hands over this rank's rows; does not wait. `agreement` is the job in words; it must be the same on all ranks,
-    /// and tell the memory of the rows.
-    pub(crate) fn start<D: Device>(&self, agreement: &str, rows: D::Rows) -> Pending {
+    /// Hands over this rank's part, of so many bytes; does not wait. `agreement` is the job in words; it must be the same
+    /// on all ranks, and tell the memory of the part.
+    pub(crate) fn start<T: Send + Sync + 'static>(&self, agreement: &str, part: T, bytes: usize) -> Pending {
         let member = &self.member;
         let sequence = member.next.fetch_add(1, Ordering::Relaxed);
         member.launches.fetch_add(1, Ordering::Relaxed);
-        member.bytes.fetch_add(D::bytes(&rows) as u64, Ordering::Relaxed);
+        member.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         let group = &member.group;
         let mut state = group.lock();
         let round = state.rounds.entry(sequence).or_insert_with(|| Round::new(group.size));
-        round.contributions[member.rank] = Some(Contribution { agreement: agreement.to_owned(), rows: Arc::new(rows) });
+        round.contributions[member.rank] = Some(Contribution { agreement: agreement.to_owned(), part: Arc::new(part) });
         drop(state);
         group.changed.notify_all();
         Pending { member: Arc::clone(member), sequence, done: false }
@@ -117,44 +115,38 @@ struct State {
     departed: Vec<Option<u64>>,
 }
 
+impl State {
+    /// A round that this rank has not left yet, so that it is there.
+    fn round(&mut self, sequence: u64) -> Result<&mut Round> {
+        self.rounds.get_mut(&sequence).ok_or_else(|| Error::Device("a collective that has ended".to_owned()))
+    }
+}
+
 #[derive(Debug)]
 struct Round {
     contributions: Vec<Option<Contribution>>,
     blocks: Vec<Option<Result<Anything>>>,
-    dx: Option<Vec<f32>>,
-    shared_dx: Option<Arc<Vec<f32>>>,
+    /// While ranks write their blocks.
+    output: Option<Box<dyn Any + Send + Sync>>,
+    /// Once all have.
+    shared: Option<Anything>,
     left: usize,
 }
 
 impl Round {
     fn new(size: usize) -> Round {
-        Round { contributions: vec![None; size], blocks: vec![None; size], dx: None, shared_dx: None, left: 0 }
+        Round { contributions: vec![None; size], blocks: vec![None; size], output: None, shared: None, left: 0 }
     }
 }
 
-/// Rows or a block of some device.
+/// A part, a block or an output of some collective.
 type Anything = Arc<dyn Any + Send + Sync>;
 
 /// What a rank brings to a collective.
 #[derive(Clone, Debug)]
 struct Contribution {
     agreement: String,
-    rows: Anything,
-}
-
-/// The outcome of a collective, the same on all ranks.
-pub(crate) struct Merged<D: Device> {
-    /// In the order of tokens.
-    pub(crate) blocks: Vec<Arc<Block<D>>>,
-    /// dX `[N, H]`, if it was asked for.
-    pub(crate) dx: Option<Arc<Vec<f32>>>,
-}
-
-/// What a rank does with its block once it is merged.
-pub(crate) struct Finish<'a> {
-    pub(crate) job: FinishJob<'a>,
-    /// N, the rows of dX.
-    pub(crate) rows: usize,
+    part: Anything,
 }
 
 /// A collective under way.
@@ -165,102 +157,63 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Waits for all ranks, merges this rank's block, finishes it if asked, and waits for the other blocks.
-    pub(crate) fn wait<D: Device>(
-        mut self,
-        device: &D,
-        kernels: &D::Kernels,
-        finish: Option<&Finish<'_>>,
-    ) -> Result<Merged<D>> {
+    /// Waits for all ranks, makes this rank's block, and waits for the other blocks.
+    pub(crate) fn wait<C: Combine>(mut self, combine: &C) -> Result<Outcome<C::Block, C::Output>> {
         self.member.barriers.fetch_add(1, Ordering::Relaxed);
         let contributions = self.contributions()?;
         let expected = &contributions[0].agreement;
         if let Some((rank, other)) = contributions.iter().enumerate().find(|(_, c)| c.agreement != *expected) {
             return Err(Error::Disagreement { rank, found: other.agreement.clone(), expected: expected.clone() });
         }
-        let rows = contributions.into_iter().map(|c| typed::<D::Rows>(c.rows)).collect::<Result<_>>()?;
-        let dx = finish.map(|f| self.output(f.rows * f.job.hidden));
-        let block = self.block(device, kernels, rows, finish, dx);
-        self.deliver(block)
+        let parts = contributions.into_iter().map(|c| typed::<C::Part>(c.part)).collect::<Result<_>>()?;
+        let seat = Seat { rank: self.member.rank, size: self.member.group.size };
+        let block = self.output(combine).and_then(|output| combine.block(seat, parts, output));
+        self.deliver::<C>(block)
     }
 
     fn contributions(&self) -> Result<Vec<Contribution>> {
         let group = &self.member.group;
         let mut state = group.lock();
         loop {
-            let round = &state.rounds[&self.sequence];
-            let all: Option<Vec<Contribution>> = round.contributions.iter().cloned().collect();
-            if let Some(all) = all {
-                return Ok(all);
+            let round = state.round(self.sequence)?;
+            if round.contributions.iter().all(Option::is_some) {
+                // Nobody else needs the part of an only rank, which then is free to change it in place.
+                let take = |c: &mut Option<Contribution>| if group.size == 1 { c.take() } else { c.clone() };
+                return Ok(round.contributions.iter_mut().filter_map(take).collect());
             }
-            let gone = |rank: &usize| {
-                round.contributions[*rank].is_none() && state.departed[*rank].is_some_and(|s| s <= self.sequence)
-            };
-            if let Some(rank) = (0..group.size).find(gone) {
+            let missing: Vec<usize> = (0..group.size).filter(|rank| round.contributions[*rank].is_none()).collect();
+            let gone = |rank: &usize| state.departed[*rank].is_some_and(|first| first <= self.sequence);
+            if let Some(rank) = missing.into_iter().find(gone) {
                 return Err(Error::RankGone { rank });
             }
             state = group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// dX of this round, allocated by the first rank that comes here.
-    fn output(&self, len: usize) -> SharedPointer<f32> {
+    /// The output of this round, made by the first rank that comes here.
+    fn output<C: Combine>(&self, combine: &C) -> Result<Option<SharedPointer<u8>>> {
         let mut state = self.member.group.lock();
-        let round = state.rounds.get_mut(&self.sequence);
-        let dx = round.map(|round| round.dx.get_or_insert_with(|| vec![0.0; len]).as_mut_ptr());
-        SharedPointer(dx.unwrap_or(std::ptr::null_mut()))
-    }
-
-    fn block<D: Device>(
-        &self,
-        device: &D,
-        kernels: &D::Kernels,
-        mut contributions: Vec<Arc<D::Rows>>,
-        finish: Option<&Finish<'_>>,
-        dx: Option<SharedPointer<f32>>,
-    ) -> Result<Block<D>> {
-        let (size, rank) = (self.member.group.size, self.member.rank);
-        let tokens = block_range(D::tokens(&contributions[0]), D::panel(kernels), size, rank);
-        let owners: Vec<D::Targets> = contributions.iter().map(|rows| D::targets(rows)).collect();
-        let mut rows = if size == 1 {
-            self.take_own(device, kernels, &mut contributions)?
-        } else {
-            let mut rows = device.block(kernels, &contributions[0], tokens.clone())?;
-            for other in &contributions[1..] {
-                device.merge(kernels, &mut rows, other, tokens.start)?;
-            }
-            rows
-        };
-        let finished = finish.map(|f| device.finish(kernels, &mut rows, tokens.clone(), &f.job, &owners, dx));
-        Ok(Block { tokens, rows, results: finished.transpose()? })
-    }
-
-    /// The only contribution, without a copy.
-    fn take_own<D: Device>(
-        &self,
-        device: &D,
-        kernels: &D::Kernels,
-        contributions: &mut Vec<Arc<D::Rows>>,
-    ) -> Result<D::Rows> {
-        if let Some(round) = self.member.group.lock().rounds.get_mut(&self.sequence) {
-            round.contributions[0] = None;
+        let round = state.round(self.sequence)?;
+        if round.output.is_none() {
+            round.output = combine.output().map(|output| Box::new(output) as Box<_>);
         }
-        let own = contributions.remove(0);
-        Arc::try_unwrap(own).or_else(|own| device.block(kernels, &own, 0..D::tokens(&own)))
+        let output = round.output.as_mut().and_then(|output| output.downcast_mut::<C::Output>());
+        Ok(output.map(|output| SharedPointer(C::address(output))))
     }
 
-    fn deliver<D: Device>(&mut self, block: Result<Block<D>>) -> Result<Merged<D>> {
+    fn deliver<C: Combine>(&mut self, block: Result<C::Block>) -> Result<Outcome<C::Block, C::Output>> {
         let group = Arc::clone(&self.member.group);
         let mut state = group.lock();
         self.done = true;
         let error = block.as_ref().err().cloned();
-        if let Some(round) = state.rounds.get_mut(&self.sequence) {
+        if let Ok(round) = state.round(self.sequence) {
             round.blocks[self.member.rank] = Some(block.map(|block| Arc::new(block) as Anything));
         }
         group.changed.notify_all();
-        let merged = loop {
-            let Some(round) = state.rounds.get_mut(&self.sequence) else {
-                break Err(Error::RankGone { rank: self.member.rank });
+        let outcome = loop {
+            let round = match state.round(self.sequence) {
+                Ok(round) => round,
+                Err(gone) => break Err(gone),
             };
             if let Some(e) =
                 error.clone().or_else(|| round.blocks.iter().flatten().find_map(|b| b.as_ref().err().cloned()))
@@ -270,17 +223,17 @@ impl Pending {
             let blocks: Option<Vec<Anything>> =
                 round.blocks.iter().map(|b| b.as_ref().and_then(|b| b.as_ref().ok()).cloned()).collect();
             if let Some(blocks) = blocks {
-                if let Some(dx) = round.dx.take() {
-                    round.shared_dx = Some(Arc::new(dx));
+                if let Some(output) = round.output.take() {
+                    round.shared = Some(Arc::from(output));
                 }
-                let dx = round.shared_dx.clone();
-                let blocks: Result<_> = blocks.into_iter().map(typed::<Block<D>>).collect();
-                break blocks.map(|blocks| Merged { blocks, dx });
+                let output = round.shared.clone().map(typed::<C::Output>);
+                let blocks: Result<_> = blocks.into_iter().map(typed::<C::Block>).collect();
+                break blocks.and_then(|blocks| Ok(Outcome { blocks, output: output.transpose()? }));
             }
             state = group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
         leave(&mut state, self.sequence, group.size);
-        merged
+        outcome
     }
 }
 
@@ -292,7 +245,7 @@ impl Drop for Pending {
         }
         let (rank, size) = (self.member.rank, self.member.group.size);
         let mut state = self.member.group.lock();
-        if let Some(round) = state.rounds.get_mut(&self.sequence) {
+        if let Ok(round) = state.round(self.sequence) {
             round.blocks[rank] = Some(Err(Error::RankGone { rank }));
         }
         leave(&mut state, self.sequence, size);
@@ -302,7 +255,7 @@ impl Drop for Pending {
 }
 
 fn leave(state: &mut State, sequence: u64, size: usize) {
-    if let Some(round) = state.rounds.get_mut(&sequence) {
+    if let Ok(round) = state.round(sequence) {
         round.left += 1;
         if round.left == size {
             state.rounds.remove(&sequence);
@@ -310,14 +263,7 @@ fn leave(state: &mut State, sequence: u64, size: usize) {
     }
 }
 
-// Ranks that agree on the memory of their rows have rows of one type.
+// Ranks that agree on their job and on the memory of their parts have parts of one type.
 fn typed<T: Send + Sync + 'static>(any: Anything) -> Result<Arc<T>> {
     any.downcast().map_err(|_| Error::Device("ranks of one group run on different kinds of devices".to_owned()))
-}
-
-/// Tokens that a rank merges: whole panels, split as evenly as they go.
-fn block_range(tokens: usize, panel: usize, ranks: usize, rank: usize) -> Range<usize> {
-    let panels = tokens.div_ceil(panel);
-    let bound = |r: usize| (r * (panels / ranks) + r.min(panels % ranks)) * panel;
-    bound(rank).min(tokens)..bound(rank + 1).min(tokens)
 }

@@ -94,7 +94,7 @@ pub(super) fn ahead(
         let source = Source::new(&spec, &loss)?;
         compiler.code(&source).map(|_| source.entry.name)
     };
-    kinds(dtype).into_iter().map(one).collect()
+    kinds(dtype).into_iter().filter(|kind| loss.has(*kind)).map(one).collect()
 }
 
 #[cfg(test)]

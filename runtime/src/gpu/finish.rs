@@ -55,8 +55,8 @@ fn owned(kernels: &Kernels, range: &Range<usize>, owners: &[Targets], row_bytes:
 pub(super) struct Finish<'a> {
     /// What row programs read.
     pub(super) layer: LayerInputs<'a>,
-    /// Upstream gradients, f32 `[tokens]`.
-    pub(super) upstream: Argument,
+    /// Values per token that the program reads besides statistics, by name: f32 `[tokens]`.
+    pub(super) tokens: &'a [(&'static str, Argument)],
     /// Rows of W, as far apart as those of A.
     pub(super) target_rows: Argument,
     /// Row of `target_rows` of each token, negative for none.
@@ -70,16 +70,16 @@ pub(super) fn launch(kernels: &Kernels, rows: &Rows, with: &Finish<'_>) -> Resul
     let (tokens, width) = (rows.tokens, rows.width);
     let outputs = Buffer::new(kernels.driver(), kernels.outputs().len() * tokens * 4)?;
     let statistics = kernels.statistics();
-    let statistic = |name: &str| {
-        let position = statistics.iter().position(|(known, _)| known == name)?;
-        Some(rows.state_part(1 + position))
+    let value = |name: &str| match statistics.iter().position(|(known, _)| known == name) {
+        Some(position) => Some(rows.state_part(1 + position)),
+        None => with.tokens.iter().find(|(known, _)| *known == name).map(|(_, values)| *values),
     };
+    let operand = rows.operand.as_ref();
     let a = if with.dx == Pointer(0) { Pointer(0) } else { pointer(rows.a.as_ref()) };
     let call = kernels
         .call(KernelKind::Finish)?
         .set([
             ("references", rows.state_part(0)),
-            ("upstream", with.upstream),
             ("hidden", I32(width as i32)),
             ("a", a),
             ("a_stride", I64(width as i64)),
@@ -91,9 +91,11 @@ pub(super) fn launch(kernels: &Kernels, rows: &Rows, with: &Finish<'_>) -> Resul
             ("dx_stride", I64(width as i64)),
             ("outputs", outputs.from(0)),
             ("output_stride", I64(tokens as i64)),
+            ("operand", pointer(operand.map(|o| &o.values))),
+            ("operand_stride", I64(if operand.is_some_and(|o| o.shared) { 0 } else { width as i64 })),
         ])
         .uniforms(|name| with.layer.uniform(name))?
-        .rows(statistic)?;
+        .rows(value)?;
     call.launch(row_blocks(tokens))?;
     Ok(Results { outputs })
 }
@@ -109,19 +111,21 @@ pub(super) fn finish(
 ) -> Result<Results> {
     let (driver, tokens, width) = (kernels.driver(), range.len(), rows.width);
     let target = owned(kernels, &range, owners, width * kernels.dtype.size())?;
-    let upstream = Buffer::with(driver, &job.upstream[range.clone()])?;
+    let upload = |(name, values): &(&'static str, Vec<f32>)| Ok((*name, Buffer::with(driver, &values[range.clone()])?));
+    let uploaded: Vec<(&'static str, Buffer)> = job.tokens.iter().map(upload).collect::<Result<_>>()?;
+    let per_token: Vec<_> = uploaded.iter().map(|(name, values)| (*name, values.from(0))).collect();
     let index = Buffer::with(driver, &target.index)?;
     let wanted = dx.is_some() && rows.a.is_some();
     let gradient = wanted.then(|| Buffer::new(driver, tokens * width * 4)).transpose()?;
     let with = Finish {
         layer: job.inputs,
-        upstream: upstream.from(0),
+        tokens: &per_token,
         target_rows: pointer(target.rows.as_deref()),
         target_index: index.from(0),
         dx: pointer(gradient.as_ref()),
     };
     let results = launch(kernels, rows, &with)?;
-    rows.a = None;
+    (rows.a, rows.operand) = (None, None);
     if let (Some(dx), Some(gradient)) = (dx, &gradient) {
         gradient.each_row(tokens, width, |token, values| {
             let row = job.rows[range.start + token] as usize;

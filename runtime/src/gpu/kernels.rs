@@ -47,6 +47,11 @@ impl Library {
         &self.driver
     }
 
+    /// The same device and cache, with no kernel loaded.
+    pub(super) fn emptied(&self) -> Library {
+        Library { driver: Arc::clone(&self.driver), compiler: self.compiler.clone(), loaded: Arc::default() }
+    }
+
     fn get(&self, spec: &KernelSpec, loss: &Loss) -> Result<Arc<Kernel>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let name = spec.name();
@@ -80,7 +85,7 @@ impl Kernels {
         chunk: Option<usize>,
     ) -> Result<Kernels> {
         let chunk = chunk.unwrap_or(DEFAULT_CHUNK);
-        let kernels = Kernels { library: Arc::clone(library), loss: Arc::clone(loss), dtype, chunk, precision };
+        let kernels = Kernels { chunk, precision, ..Kernels::of_rows(library, loss, dtype) };
         // Refuses what no kernel covers before anything runs.
         kernels.spec(KernelKind::LogitsSoftmax)?;
         Ok(kernels)
@@ -89,6 +94,17 @@ impl Kernels {
     /// The same kernels, launched through another driver of the same device.
     pub(super) fn through(&self, driver: Arc<dyn Driver>) -> Kernels {
         Kernels { library: Arc::new(self.library.through(driver)), ..self.clone() }
+    }
+
+    /// The kernels of a dtype that move rows, for which neither chunk nor precision matters.
+    pub(super) fn of_rows(library: &Arc<Library>, loss: &Arc<Loss>, dtype: Dtype) -> Kernels {
+        let (library, loss) = (Arc::clone(library), Arc::clone(loss));
+        Kernels { library, loss, dtype, chunk: DEFAULT_CHUNK, precision: None }
+    }
+
+    /// Name of a kernel.
+    pub(super) fn name(&self, kind: KernelKind) -> Result<&'static str> {
+        self.spec(kind).map(|spec| interned(spec.name()))
     }
 
     fn spec(&self, kind: KernelKind) -> Result<KernelSpec> {
@@ -101,6 +117,11 @@ impl Kernels {
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
         &self.library.driver
+    }
+
+    /// The programs.
+    pub(super) fn loss(&self) -> &Loss {
+        &self.loss
     }
 
     /// Rules by which row statistics merge, in order.
@@ -116,8 +137,9 @@ impl Kernels {
     /// Names of the kernels that a microbatch without a filter calls.
     pub(super) fn names(&self, saved: bool) -> Vec<&'static str> {
         let unused = if saved { KernelKind::LogitsGradient } else { KernelKind::SavedGradient };
-        let used = kinds(self.dtype).into_iter().filter(|kind| *kind != unused && *kind != KernelKind::FilterTiles);
-        used.filter_map(|kind| self.spec(kind).ok()).map(|spec| interned(spec.name())).collect()
+        let called = |kind: &KernelKind| *kind != unused && *kind != KernelKind::FilterTiles && self.loss.has(*kind);
+        let used = kinds(self.dtype).into_iter().filter(called);
+        used.filter_map(|kind| self.name(kind).ok()).collect()
     }
 
     /// A call of a kernel, to be given its arguments.
@@ -131,6 +153,7 @@ impl Kernels {
 pub(super) fn kinds(dtype: Dtype) -> Vec<KernelKind> {
     let mut kinds = vec![
         KernelKind::LogitsSoftmax,
+        KernelKind::LogitsOperand,
         KernelKind::ReduceStatistics,
         KernelKind::Accumulate,
         KernelKind::GatherRows,

@@ -19,13 +19,21 @@ pub(super) struct Source {
 impl Source {
     /// The kernel of a specification, whose loss is `loss`.
     pub(super) fn new(spec: &KernelSpec, loss: &Loss) -> Result<Source> {
-        if let Some(known) = checked_in(&spec.name()) {
+        // A loss of somebody's own may have the same name.
+        if (spec.loss.is_none() || is_checked_in(loss))
+            && let Some(known) = checked_in(&spec.name())
+        {
             return Ok(known);
         }
         let failed = |e: vocabfuse_codegen::Error| Error::Compile(e.to_string());
         let entry = cuda_entry(spec, loss).map_err(failed)?;
         Ok(Source { entry, text: Cow::Owned(emit(spec, loss).map_err(failed)?.text) })
     }
+}
+
+fn is_checked_in(loss: &Loss) -> bool {
+    static LOSS: OnceLock<Option<Loss>> = OnceLock::new();
+    LOSS.get_or_init(|| vocabfuse_codegen::cross_entropy().ok()).as_ref() == Some(loss)
 }
 
 fn checked_in(name: &str) -> Option<Source> {

@@ -2,7 +2,7 @@
 
 use super::Gpu;
 use super::buffer::Buffer;
-use super::driver::Argument::{F32, I32, I64};
+use super::driver::Argument::{F32, I32, I64, Pointer};
 use super::driver::Graph;
 use super::finish::{self, Finish, Results};
 use super::kernels::Kernels;
@@ -11,7 +11,8 @@ use super::s_pass::{self, Inputs, Saved, padded_hidden};
 use super::t_pass::{self, Gradients, Ticket};
 use super::tensor::DeviceTensor;
 use crate::passes::{Extent, LayerInputs};
-use crate::{CrossEntropy, Element, Error, Policy, Reduction, Result};
+use crate::{CrossEntropy, Element, Error, Policy, Reduction, Result, Save};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use vocabfuse_codegen::KernelKind;
 use vocabfuse_codegen::cuda::{ONE_BLOCK, column_tiles};
@@ -29,9 +30,10 @@ pub struct StepOptions {
     pub bias: bool,
     /// Whether the gradients of W and of the bias are added to what is there, instead of taking its place.
     pub add: bool,
-    /// Reduction, ignored tokens, logit scale.
+    /// The loss. Tokens and classes have no weights, and nobody asks for the argmax.
     pub loss: CrossEntropy,
-    /// Saved or recomputed probabilities, the chunk, the filter. One rank has one barrier, whatever the algorithm.
+    /// Saved or recomputed probabilities, the chunk, the filter, what is frozen. One rank has one barrier, whatever the
+    /// algorithm.
     pub policy: Policy,
 }
 
@@ -77,10 +79,24 @@ struct Tensors<T> {
     dx: DeviceTensor<f32>,
     dw: DeviceTensor<f32>,
     dbias: Option<DeviceTensor<f32>>,
+    constants: Constants,
     /// The reduced loss.
     total: DeviceTensor<f32>,
     /// Tokens that count, and tokens whose target is none of the vocabulary.
     counts: DeviceTensor<i32>,
+}
+
+/// What nobody changes.
+#[derive(Debug)]
+struct Constants {
+    /// The share of the target in its distribution, N.
+    hard: DeviceTensor<f32>,
+    /// Upstream gradients of the log-sum-exp, N.
+    lse_upstream: DeviceTensor<f32>,
+    /// Upstream gradients that are known after C1, N.
+    later: DeviceTensor<f32>,
+    /// Weights of classes, V; with label smoothing only.
+    class_weight: Option<DeviceTensor<f32>>,
 }
 
 /// Memory that a replay writes besides the tensors.
@@ -110,9 +126,17 @@ impl<T: Element + bytemuck::Pod> Step<T> {
                 return Err(Error::Shape { tensor, expected, found: extent.to_string() });
             }
         }
-        loss.validate()?;
+        loss.validate(vocab)?;
         policy.validate()?;
-        let kernels = Kernels::new(&gpu.library, &gpu.loss, T::DTYPE, gpu.precision, policy.chunk)?;
+        if loss.argmax {
+            return Err(Error::Option { option: "argmax", message: "expected false: a step gives none".to_owned() });
+        }
+        let programs = gpu.loss(&loss.programs(vocab).name)?;
+        let kernels = Kernels::new(&gpu.library, programs, T::DTYPE, gpu.precision, policy.chunk)?;
+        if policy.save == Save::Yes && !programs.can_save() {
+            let message = format!("expected auto or no: the gradient of {} is made from logits", programs.name);
+            return Err(Error::Option { option: "save", message });
+        }
         let tensors = Tensors::new(gpu, &options)?;
         let recorder = Arc::new(Recorder::new(gpu.library.driver()));
         let recorded = record(&kernels.through(Arc::clone(&recorder) as _), &options, &tensors)?;
@@ -198,20 +222,29 @@ impl<T: Element + bytemuck::Pod> Step<T> {
 
 impl<T: Element + bytemuck::Pod> Tensors<T> {
     fn new(gpu: &Gpu, options: &StepOptions) -> Result<Tensors<T>> {
-        let StepOptions { tokens, hidden, vocab, bias, .. } = *options;
+        let StepOptions { tokens, hidden, vocab, bias, loss, .. } = *options;
         let width = padded_hidden(T::DTYPE, hidden);
         let column = || bias.then(|| DeviceTensor::vector(gpu, vocab)).transpose();
-        let upstream = DeviceTensor::vector(gpu, tokens)?;
-        upstream.upload(&vec![1.0; tokens])?;
+        let filled = |len: usize, value: f32| {
+            let vector = DeviceTensor::vector(gpu, len)?;
+            vector.upload(&vec![value; len]).map(|()| vector)
+        };
+        let constants = Constants {
+            hard: filled(tokens, 1.0 - loss.label_smoothing)?,
+            lse_upstream: filled(tokens, 0.0)?,
+            later: filled(tokens, 1.0)?,
+            class_weight: (loss.label_smoothing > 0.0).then(|| filled(vocab, 1.0)).transpose()?,
+        };
         Ok(Tensors {
             x: DeviceTensor::zeros(gpu, tokens, hidden, width)?,
             w: DeviceTensor::zeros(gpu, vocab, hidden, width)?,
             targets: DeviceTensor::vector(gpu, tokens)?,
-            upstream,
+            upstream: filled(tokens, 1.0)?,
             bias: column()?,
             dx: DeviceTensor::zeros(gpu, tokens, hidden, width)?,
             dw: DeviceTensor::zeros(gpu, vocab, hidden, width)?,
             dbias: column()?,
+            constants,
             total: DeviceTensor::vector(gpu, 1)?,
             counts: DeviceTensor::vector(gpu, 2)?,
         })
@@ -249,20 +282,39 @@ fn record<T: Element + bytemuck::Pod>(
     let x = room(tokens * width * T::DTYPE.size())?;
     s_pass::gather(kernels, &tensors.x.buffer, &active, width, &x, tokens)?;
 
-    let peaks = policy.filter.map(|_| room(column_tiles(vocab) * tokens * 4)).transpose()?;
-    let bias = tensors.bias.as_ref().map(|bias| Arc::clone(&bias.buffer));
+    let mut uniforms: BTreeMap<String, f32> = loss.programs(vocab).uniforms;
+    // Every class has weight 1.
+    uniforms.insert("smoothing_total".to_owned(), loss.label_smoothing);
+    uniforms.insert("first_class".to_owned(), 0.0);
+    let layer = LayerInputs { classes: vocab, uniforms: &uniforms, bias: None, class_weight: None };
+    let filter = t_pass::threshold(policy.filter, &layer);
+    let peaks = filter.map(|_| room(column_tiles(vocab) * tokens * 4)).transpose()?;
+    let shared = |tensor: Option<&DeviceTensor<f32>>| tensor.map(|tensor| Arc::clone(&tensor.buffer));
+    let constants = &tensors.constants;
+    let columns =
+        vec![("bias", shared(tensors.bias.as_ref())), ("class_weight", shared(constants.class_weight.as_ref()))];
     let w = Arc::clone(&tensors.w.buffer);
-    let inputs = Inputs { tokens, classes: vocab, x, w, width, bias, targets: local, peaks };
-    let saves = policy.saves(s_pass::saved_bytes(kernels, Extent { tokens, hidden, classes: vocab }));
+    let inputs = Inputs { tokens, classes: vocab, x, w, width, columns, targets: local, peaks };
+    let saves = kernels.loss().can_save()
+        && !policy.frozen_weight
+        && policy.saves(s_pass::saved_bytes(kernels, Extent { tokens, hidden, classes: vocab }));
     let saved = saves.then(|| s_pass::saved(kernels, &inputs)).transpose()?;
-    let layer = LayerInputs { classes: vocab, logit_scale: loss.logit_scale, bias: None };
-    let rows = s_pass::Walk::new(kernels, &inputs, layer, !saves)?.statistics(true, saved.as_ref())?;
+    let accumulate = !policy.frozen_input;
+    let walk = s_pass::Walk::new(kernels, &inputs, layer, accumulate && !saves)?;
+    let mut rows = walk.statistics(accumulate, saved.as_ref())?;
+    if accumulate {
+        rows.operand = walk.operand()?;
+    }
     let with = Finish {
         layer,
-        upstream: factors.from(0),
+        tokens: &[
+            ("hard", constants.hard.buffer.from(0)),
+            ("upstream", factors.from(0)),
+            ("lse_upstream", constants.lse_upstream.buffer.from(0)),
+        ],
         target_rows: inputs.w.from(0),
         target_index: inputs.targets.from(0),
-        dx: tensors.dx.buffer.from(0),
+        dx: if accumulate { tensors.dx.buffer.from(0) } else { Pointer(0) },
     };
     let Results { outputs } = finish::launch(kernels, &rows, &with)?;
     let place = |name: &str| kernels.outputs().iter().position(|known| *known == name).unwrap_or(0) * tokens * 4;
@@ -272,13 +324,15 @@ fn record<T: Element + bytemuck::Pod>(
     let to = Gradients {
         layer,
         ticket: &ticket,
-        upstream: &factors,
+        upstream: &constants.later.buffer,
         saved: saved.as_ref(),
         dw: &tensors.dw.buffer,
         dbias: tensors.dbias.as_ref().map(|dbias| &*dbias.buffer),
         add,
     };
-    t_pass::Walk::new(kernels, &inputs, to, policy.filter)?.run()?;
+    if !policy.frozen_weight {
+        t_pass::Walk::new(kernels, &inputs, to, filter)?.run()?;
+    }
     let reduce = kernels.call(KernelKind::ReduceLoss)?.set([
         ("rows", active.from(0)),
         ("counts", tensors.counts.buffer.from(0)),

@@ -54,6 +54,13 @@ pub(super) struct Walk<'a> {
     skip: Option<(f32, Buffer)>,
 }
 
+/// The threshold under which tiles are left out. Tiles are judged by their probabilities, so that nothing is left out of a
+/// loss whose derivatives are larger than these.
+pub(super) fn threshold(filter: Option<f32>, layer: &LayerInputs<'_>) -> Option<f32> {
+    let none = |name: &str| layer.uniform(name).is_none_or(|value| value == 0.0);
+    filter.filter(|_| none("z_loss") && none("smoothing_share"))
+}
+
 /// Adds the gradients of one shard.
 pub(super) fn t_pass(kernels: &Kernels, work: TPass<'_, Gpu>) -> Result<()> {
     let TPass { pass, inputs, ticket, saved, upstream, sums } = work;
@@ -67,7 +74,7 @@ pub(super) fn t_pass(kernels: &Kernels, work: TPass<'_, Gpu>) -> Result<()> {
     let saved = saved.as_ref();
     let (layer, upstream) = (pass.inputs, &upstream);
     let to = Gradients { layer, ticket, upstream, saved, dw: &dw, dbias: dbias.as_ref(), add: false };
-    let walk = Walk::new(kernels, inputs, to, pass.filter.map(|f| f.threshold))?;
+    let walk = Walk::new(kernels, inputs, to, threshold(pass.filter.map(|f| f.threshold), &pass.inputs))?;
     walk.run()?;
     // dW and dbias are read at the end.
     let hidden = pass.x.columns();
@@ -109,15 +116,10 @@ impl<'a> Walk<'a> {
 
     pub(super) fn run(&self) -> Result<()> {
         if let Some(scale) = &self.scale {
-            // The derivative by a dot product is at most the logit scale, for an upstream gradient of 1.
             let call = self
                 .kernels
                 .call(KernelKind::GradientScale)?
-                .set([
-                    ("tokens", I32(self.inputs.tokens as i32)),
-                    ("bound", F32(self.to.layer.logit_scale.abs())),
-                    ("scale", scale.from(0)),
-                ])
+                .set([("tokens", I32(self.inputs.tokens as i32)), ("scale", scale.from(0))])
                 .rows(|name| self.row(name))?;
             call.launch(1)?;
         }
@@ -181,7 +183,7 @@ impl<'a> Walk<'a> {
             ])
             .uniforms(|name| self.to.layer.uniform(name))?
             .rows(|name| self.row(name))?
-            .columns(|name| (name == "bias").then(|| inputs.bias()))?;
+            .columns(|name| inputs.column(name))?;
         if let Some(saved) = self.to.saved {
             let (values, references) = saved.chunk(kernels, tokens, index);
             let call = call.set([("values", values), ("saved_references", references)]);
