@@ -26,7 +26,7 @@
 //! let layer = OutputLayer::new(&Cpu::new(None)?, &layout, 0, CrossEntropy::default(), Policy::default())?;
 //! let comm = Local::group(1).remove(0);
 //!
-//! let batch = Batch { x: Matrix::new(&x, tokens, hidden)?, targets: &targets, upstream: None };
+//! let batch = Batch::new(Matrix::new(&x, tokens, hidden)?, &targets);
 //! let shard = Shard { weight: Matrix::new(&w, vocab, hidden)?, bias: None };
 //! let partial = layer.s_pass(batch, shard)?; // S
 //! let done = partial.start_combine(&comm)?.wait()?; // C1
@@ -57,7 +57,8 @@ pub use vocabfuse_runtime as runtime;
 
 pub use codegen::{Builder, KernelKind, KernelSpec};
 pub use runtime::{
-    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Error, Filtered, Gpu, GradientMut,
-    Gradients, Local, Matrix, Merging, OutputLayer, Partial, Policy, Precision, Ptx, PtxReport, Reduction, Registry,
-    Result, Save, Shard, ShardLayout, Target, Upstream, WeightGrad,
+    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Embedded, Error, Filtered, Gpu,
+    GradientMut, Gradients, InputLayer, Local, Lookup, Matrix, Merging, OutputLayer, OwnedMatrix, Partial, Policy,
+    Precision, Ptx, PtxReport, Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, TableGrad, Target,
+    Upstream, WeightGrad,
 };

@@ -26,7 +26,7 @@ fn put<T: Element, D: Device>(
     w.resize(ROWS * case.hidden, from(f32::NAN));
     let layout = ShardLayout::padded(CLASSES, 1)?;
     let layer = OutputLayer::new(device, &layout, 0, case.loss, case.policy)?;
-    let batch = Batch { x: Matrix::new(&x, case.tokens, case.hidden)?, targets: &tensors.targets, upstream: None };
+    let batch = Batch::new(Matrix::new(&x, case.tokens, case.hidden)?, &tensors.targets);
     let weight = Matrix::new(&w, layout.range(0).len(), case.hidden)?;
     let done = layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&Local::group(1)[0])?.wait()?;
     layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One).map(|_| ())

@@ -6,6 +6,7 @@
 //! [`WeightGrad`] that [`OutputLayer::t_pass`] takes. [`InputLayer`] is the embedding on the same shards.
 
 mod algorithm;
+mod batch;
 mod buffer;
 mod check;
 mod comm;
@@ -16,6 +17,7 @@ mod error;
 mod filter;
 mod gpu;
 mod gradient;
+mod job;
 mod layer;
 mod layout;
 mod loss;
@@ -23,6 +25,7 @@ mod matrix;
 mod passes;
 mod policy;
 
+pub use batch::{Batch, Gradients, Shard, Upstream};
 pub use comm::{Counters, Local};
 pub use cpu::Cpu;
 pub use device::Device;
@@ -31,9 +34,9 @@ pub use error::Error;
 pub use filter::Filtered;
 pub use gpu::{Gpu, Ptx, PtxReport};
 pub use gradient::GradientMut;
-pub use layer::{Batch, Done, Gradients, Merging, OutputLayer, Partial, Shard, Upstream, WeightGrad};
+pub use layer::{Done, Merging, OutputLayer, Partial, WeightGrad};
 pub use layout::ShardLayout;
-pub use loss::{CrossEntropy, Reduction};
+pub use loss::{CrossEntropy, Reduction, RowLoss};
 pub use matrix::{Element, Matrix, OwnedMatrix};
 pub use policy::{Algorithm, DEFAULT_MEMORY_BUDGET, Policy, Save};
 pub use vocabfuse_codegen::{Dtype, Precision, Target};

@@ -133,6 +133,7 @@ pub struct PolicyArgs {
 impl PolicyArgs {
     /// The policy, with a limit on the bytes over inputs and outputs of a rank.
     pub fn policy(self, memory_budget: Option<usize>) -> Policy {
-        Policy { algorithm: self.algorithm, save: self.save, chunk: self.chunk, memory_budget, filter: self.filter }
+        let PolicyArgs { algorithm, save, chunk, filter, .. } = self;
+        Policy { algorithm, save, chunk, filter, memory_budget, ..Policy::default() }
     }
 }

@@ -23,8 +23,9 @@ unsafe fn kernel(args: &LogitsSoftmax) {
         let tile = args.scratch.cast::<f32>();
         let e = args.scratch.add(LOGITS_BYTES).cast::<u16>();
         let _tiles = Tiles::configure();
-        for first in (args.first_panel..end).step_by(PANEL_BLOCK) {
-            let panels = PANEL_BLOCK.min(end - first);
+        let block = args.blocking.panels.min(args.panels);
+        for first in (args.first_panel..end).step_by(block) {
+            let panels = block.min(end - first);
             for start in (0..args.columns).step_by(VOCABULARY_BLOCK) {
                 match args.stages {
                     Stages::Statistics => probabilities(args, first, panels, start, tile, std::ptr::null_mut()),
@@ -36,8 +37,13 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     }
                 }
                 if args.stages != Stages::Statistics {
-                    let keep = e.add(PANEL_BLOCK.min(args.panels) * E_PANEL).cast::<u8>();
-                    let keep = if true { std::ptr::null_mut() } else { keep };
+                    let keep = e.add(block * E_PANEL).cast::<u8>();
+                    let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
+                    if !keep.is_null() {
+                        for panel in 0..panels {
+                            flag(args, first + panel, start, e.add(panel * E_PANEL), keep.add(panel * FLAGS));
+                        }
+                    }
                     accumulate(args, first, panels, start, e, keep);
                 }
             }
@@ -47,13 +53,31 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     }
 }
 
+/// Flags of the tiles of one panel of E. What the sum of a row has come to is no more than what it will be, so a value that
+/// is small beside it stays small.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, keep: *mut u8) {
+    let rows = VOCABULARY_BLOCK.min(args.columns - start);
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(0)).add(panel * PANEL + lane)));
+        let value = |row: usize, lane: usize| {
+            let half = e.add(row / PANEL * BLOCK + lane / LANES * (BLOCK / 2));
+            let words = load_words(half.add(row % PANEL / 2 * PANEL));
+            if row % 2 == 0 { first_of(words) } else { second_of(words) }
+        };
+        let kept = flag_tiles(rows, limit, value, keep);
+        (*args.filtered).add(rows.div_ceil(PANEL) as u64, kept);
+    }
+}
+
 /// Logits, statistics and E of some panels and the columns from `start` to the end of their vocabulary block.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start: usize, tile: *mut f32, e: *mut u16) {
     let hidden = padded(args.hidden);
     let strips = hidden / PANEL;
     let end = args.columns.min(start + VOCABULARY_BLOCK);
-    let resident = resident_blocks(strips) * PANEL;
+    let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
     for row in (start..end).step_by(resident) {
         for panel in 0..panels {
             let next = if panel + 1 < panels { panel + 1 } else { 0 };
@@ -286,6 +310,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["class_weight", "bias"],
         outputs: &[],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::LogitsSoftmax(kernel),

@@ -2,8 +2,8 @@
 //! there are few tokens they share the chunks instead, each of which has rows of its own until they are merged.
 
 use super::Cpu;
-use super::family::{Family, ProgramInputs, bind, column};
-use super::rows::{ShardRows, TargetRows};
+use super::family::{Family, ProgramInputs, Softmax, bind, column};
+use super::rows::{Product, ShardRows, TargetRows};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::passes::SPass;
 use crate::{Matrix, Result};
@@ -77,6 +77,7 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
 /// What is the same in all calls of the kernel.
 struct Walk<'a> {
     family: &'a Family,
+    softmax: Softmax,
     pass: &'a SPass<'a>,
     inputs: &'a ProgramInputs,
     stages: Stages,
@@ -153,14 +154,14 @@ impl Walk<'_> {
     ///
     /// # Safety
     /// `w` is that chunk, and nobody else touches the rows, the saved values and the scratch of this call.
-    unsafe fn softmax(&self, chunk: usize, panels: Range<usize>, w: *const u8, place: Place, scratch: *mut u8) {
+    unsafe fn run(&self, chunk: usize, panels: Range<usize>, w: *const u8, place: Place, scratch: *mut u8) {
         let (family, pass, columns) = (self.family, self.pass, self.columns(chunk));
         let region = self.padded * family.chunk * family.dtype.size();
         let offset = |p: *mut u8, bytes: usize| if p.is_null() { p } else { p.wrapping_add(bytes) };
         let mut count = TileCount::default();
         // SAFETY: all buffers have the extents that the kernel states; the caller answers for the rest.
         unsafe {
-            (family.logits_softmax)(&abi::LogitsSoftmax {
+            (self.softmax.run)(&abi::LogitsSoftmax {
                 inputs: self.inputs.view(),
                 stages: self.stages,
                 blocking: self.blocking,
@@ -207,7 +208,7 @@ impl Walk<'_> {
                 let mut scratch = lock(&scratch);
                 let scratch = scratch.kernel.as_mut().as_mut_ptr();
                 // SAFETY: each call has its own panels, and the scratch of its thread.
-                unsafe { self.softmax(chunk, part(panels, blocks, block), w.get(), place, scratch) }
+                unsafe { self.run(chunk, part(panels, blocks, block), w.get(), place, scratch) }
             });
         }
         self.unpack(rows);
@@ -230,7 +231,7 @@ impl Walk<'_> {
                     unsafe {
                         self.pack(chunk, 0..self.family.chunk, w.as_mut().as_mut_ptr());
                         let (w, scratch) = (w.as_ref().as_ptr(), kernel.as_mut().as_mut_ptr());
-                        self.softmax(chunk, 0..panels, w, place, scratch);
+                        self.run(chunk, 0..panels, w, place, scratch);
                     }
                 }
                 own
@@ -342,7 +343,31 @@ impl Cpu {
         rows: &mut ShardRows,
         saved: Option<&mut Saved>,
     ) -> Result<()> {
-        let kernel = family.softmax_kernel;
+        self.walk_with(family, family.logits_softmax, pass, stages, rows, saved)
+    }
+
+    /// A₂, the second product with W, if the loss has one: a row for all tokens if its operand is the same for all.
+    pub(crate) fn operand(&self, family: &Family, pass: &SPass<'_>) -> Result<Option<Product>> {
+        let Some(kernel) = family.logits_operand else { return Ok(None) };
+        // Without tokens there is no row of X to give to the kernel, and no row of dX.
+        let tokens = if kernel.kernel.bindings.shared { pass.rows.len().min(1) } else { pass.rows.len() };
+        let padded = tokens.next_multiple_of(family.geometry.panel);
+        let pass = SPass { rows: &pass.rows[..tokens], targets: &pass.targets[..padded], filter: None, ..*pass };
+        let mut rows = ShardRows::identity(family, tokens);
+        self.walk_with(family, kernel, &pass, Stages::All, &mut rows, None)?;
+        Ok(rows.a.map(|values| Product { values, stride: rows.a_stride, shared: kernel.kernel.bindings.shared }))
+    }
+
+    fn walk_with(
+        &self,
+        family: &Family,
+        softmax: Softmax,
+        pass: &SPass<'_>,
+        stages: Stages,
+        rows: &mut ShardRows,
+        saved: Option<&mut Saved>,
+    ) -> Result<()> {
+        let kernel = softmax.kernel;
         let inputs = ProgramInputs {
             classes: pass.inputs.classes as i32,
             targets: pass.targets.as_ptr(),
@@ -361,6 +386,7 @@ impl Cpu {
             };
             let walk = Walk {
                 family,
+                softmax,
                 pass,
                 inputs: &inputs,
                 stages,

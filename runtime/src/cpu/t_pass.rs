@@ -24,12 +24,19 @@ pub(crate) struct TPass<'a> {
     pub(crate) targets: &'a [i32],
     /// Final reference.
     pub(crate) reference: &'a [f32],
-    pub(crate) a_factor: &'a [f32],
-    pub(crate) target_factor: &'a [f32],
+    /// Outputs of the finish program by name.
+    pub(crate) outputs: &'a [(&'static str, Vec<f32>)],
     pub(crate) upstream: &'a [f32],
     /// Values saved by pass S; `None` recomputes them.
     pub(crate) saved: Option<&'a Saved>,
     pub(crate) filter: Option<&'a Filter>,
+}
+
+impl TPass<'_> {
+    /// An output of the finish program by name.
+    fn output(&self, name: &str) -> Option<&[f32]> {
+        self.outputs.iter().find(|(known, _)| *known == name).map(|(_, values)| values.as_slice())
+    }
 }
 
 struct Task {
@@ -65,11 +72,11 @@ impl Cpu {
         // Both kernels run the same programs, so they bind the same names.
         let kernel = family.grad_kernel;
         let names = kernel.bindings;
-        let row = |name: &str| match name {
-            "a_factor" => Some(pass.a_factor.as_ptr()),
-            "target_factor" => Some(pass.target_factor.as_ptr()),
-            "upstream" => Some(pass.upstream.as_ptr()),
-            _ => None,
+        let row = |name: &str| {
+            if name == "upstream" {
+                return Some(pass.upstream.as_ptr());
+            }
+            pass.output(name).map(<[f32]>::as_ptr)
         };
         let inputs = |uniforms, rows, columns| -> Result<ProgramInputs> {
             Ok(ProgramInputs {
@@ -118,10 +125,15 @@ impl Cpu {
             (0..self.pool().current_num_threads()).map(|_| Mutex::new(scratch())).collect();
         let region = padded * family.chunk * family.dtype.size();
         let limits: Vec<f32> = pass.filter.map_or_else(Vec::new, |filter| {
-            let scale = filter.threshold * pass.inputs.logit_scale.abs();
-            pass.upstream.iter().map(|upstream| scale * upstream.abs()).collect()
+            let bound = pass.output("bound").unwrap_or_default();
+            bound
+                .iter()
+                .zip(pass.upstream)
+                // The bound counts a probability and a target of one: half of it is what a probability of one makes.
+                .map(|(bound, upstream)| 0.5 * filter.threshold * (bound * upstream).abs())
+                .collect()
         });
-        let run = if recompute { family.weight_grad_recompute } else { family.weight_grad_saved };
+        let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
         tasks(family, pass.w.rows(), rows).into_par_iter().for_each(|task| {
             let mut scratch = lock(&scratch);
@@ -159,6 +171,7 @@ impl Cpu {
                     });
                 }
             }
+            let mut count = abi::TileCount::default();
             let (saved, saved_reference) = match pass.saved {
                 Some(saved) => (
                     saved.values.as_ref()[task.chunk * region..].as_ptr(),
@@ -166,7 +179,6 @@ impl Cpu {
                 ),
                 None => (ptr::null(), ptr::null()),
             };
-            let mut count = abi::TileCount::default();
             let column_gradient = dbias.get();
             let column_gradient = if column_gradient.is_null() {
                 column_gradient
