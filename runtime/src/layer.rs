@@ -137,11 +137,12 @@ impl<D: Device> OutputLayer<D> {
     /// communication, any time, in any order.
     ///
     /// # Errors
-    /// [`Error::Shape`] for an output or upstream of the wrong length, [`Error::Option`] if W is frozen.
+    /// [`Error::Shape`] for an output or upstream of the wrong length, [`Error::Dtype`] if dW is neither f32 nor of the
+    /// type of W, [`Error::Option`] if W is frozen.
     pub fn t_pass(
         &self,
         mut ticket: WeightGrad<'_, D>,
-        out: Gradients<'_>,
+        mut out: Gradients<'_>,
         upstream: Upstream<'_>,
     ) -> Result<Filtered> {
         if self.policy.frozen_weight {
@@ -158,6 +159,12 @@ impl<D: Device> OutputLayer<D> {
         let upstream = upstream.values(&job.rows, job.batch.targets.len(), job.targets.len())?;
         let filter = self.policy.filter.map(Filter::new);
         let pass = SPass { filter: filter.as_ref(), ..job.s_pass()? };
+        // What the pass does not visit: padding, and everything if no token counts.
+        let visited = if job.rows.is_empty() { 0 } else { job.classes() * hidden };
+        out.dw.clear_from(visited);
+        if visited == 0 {
+            return Ok(Filtered::default());
+        }
         let sums = Sums { dw: out.dw, dbias: out.dbias };
         let (inputs, merged) = (&ticket.inputs, &ticket.merged);
         let pass = TPass { pass, inputs, ticket: merged, saved, upstream: &upstream, sums };

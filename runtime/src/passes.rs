@@ -5,7 +5,7 @@
 
 use crate::buffer::SharedPointer;
 use crate::filter::Filter;
-use crate::{Dtype, Matrix, Result};
+use crate::{Dtype, GradientMut, Matrix, Result};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -96,8 +96,8 @@ pub struct Block<D: Passes> {
 /// Where pass T adds.
 #[derive(Debug)]
 pub struct Sums<'a> {
-    /// dW_d `[V_d, H]` row-major.
-    pub dw: &'a mut [f32],
+    /// dW_d `[V_d, H]` row-major, f32 or of the type of W; overwritten, rows of padding included, if it says so.
+    pub dw: GradientMut<'a>,
     /// Gradient of the bias.
     pub dbias: Option<&'a mut [f32]>,
 }

@@ -138,7 +138,9 @@ impl CrossEntropyForm {
         }
         g.row_output("bound", softmax.dead.select(0.0, bound * scale.magnitude()));
         if self.argmax {
-            g.row_output("argmax", g.row("argmax"));
+            // A NaN among the logits leaves no largest one.
+            let largest = g.row("largest");
+            g.row_output("argmax", largest.equals(largest).select(g.row("argmax"), -1.0));
         }
         g.finish()
     }

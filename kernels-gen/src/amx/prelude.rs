@@ -86,10 +86,6 @@ pub const LANES: usize = 16;
 pub const PANEL: usize = 32;
 /// Rows of the register tile.
 pub const ROWS: usize = 32;
-/// Panels that share one pass over W.
-pub const PANEL_BLOCK: usize = 32;
-/// Panels whose Q one block of pass T holds.
-pub const GRAD_BLOCK: usize = 32;
 
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).
@@ -156,8 +152,10 @@ pub fn power_of_two(n: f32) -> f32 {
 // The gradient filter: a tile of PANEL tokens by PANEL vocabulary entries whose values are all within their token's
 // limit takes no part in a product. Flags of tiles are bytes, 1 to keep.
 
+use vocabfuse_kernels::abi::MOST_GRAD_PANELS;
+
 /// Most strips of the inner dimension in one product of a tile that can be filtered.
-const MOST_STRIPS: usize = 32;
+const MOST_STRIPS: usize = if 512 / PANEL > MOST_GRAD_PANELS { 512 / PANEL } else { MOST_GRAD_PANELS };
 
 /// Strips of the inner dimension that take part in a product.
 pub struct Strips {
@@ -322,15 +320,6 @@ pub const SLICE: usize = 16;
 pub const VOCABULARY_BLOCK: usize = 512;
 /// Blocks of H whose operand stays in L2 while panels or rows pass.
 pub const HIDDEN_BLOCKS: usize = 16;
-/// Bytes of an operand that stay in L2 beside the streams; twice as many do not.
-const RESIDENT: usize = 1 << 20;
-
-/// Blocks of vocabulary rows whose left operand of the logits product stays in L2 while panels pass.
-#[inline]
-pub fn resident_blocks(strips: usize) -> usize {
-    (RESIDENT / (strips.max(1) * BLOCK * 2)).clamp(1, VOCABULARY_BLOCK / PANEL)
-}
-
 /// The steps of a product for which `kept` holds, cut into ranges of at most `SLICE` of nearly equal size.
 #[inline]
 pub fn runs(steps: usize, kept: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
@@ -603,6 +592,8 @@ pub unsafe fn logits(p: &Logits, mut done: impl FnMut(usize, *const f32)) {
     done(p.blocks - 1, p.out.wrapping_add((p.blocks - 1) * BLOCK));
 }
 
+use vocabfuse_kernels::abi::Blocking;
+
 /// Elements of E of one panel over the columns that one A += E W runs over.
 pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL;
 /// Bytes of the logits of one panel.
@@ -611,23 +602,25 @@ pub const LOGITS_BYTES: usize = VOCABULARY_BLOCK * PANEL * 4;
 pub const FLAGS: usize = VOCABULARY_BLOCK / PANEL;
 
 // Logits of the panel at work, E of all panels, flags of tiles.
-fn softmax_scratch(_chunk: usize, _hidden: usize, panels: usize) -> usize {
-    LOGITS_BYTES + PANEL_BLOCK.min(panels) * (E_PANEL * 2 + FLAGS)
+fn softmax_scratch(_chunk: usize, panels: usize) -> usize {
+    LOGITS_BYTES + panels * (E_PANEL * 2 + FLAGS)
 }
 
 // Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums of columns, flags of tiles.
-fn grad_scratch(rows: usize, _hidden: usize) -> usize {
-    let rows = rows.next_multiple_of(PANEL);
-    LOGITS_BYTES + rows * PANEL_BLOCK * PANEL * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * PANEL_BLOCK
+fn grad_scratch(blocking: &Blocking) -> usize {
+    let (rows, panels) = (blocking.grad_rows, blocking.grad_panels);
+    LOGITS_BYTES + rows * panels * PANEL * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
     panel: PANEL,
     row_block: 32,
-    packed_token: 2,
-    packed_vocabulary: 4,
-    panel_block: PANEL_BLOCK,
-    grad_rows: 512,
+    packed: 2,
+    packed_transpose: 2,
+    e_columns: VOCABULARY_BLOCK,
+    e_bytes: 2,
+    slices_inner: false,
+    grad_panels: 32,
     softmax_scratch,
     grad_scratch,
 };

@@ -83,12 +83,15 @@ unsafe fn kernel(args: &Finish) {
             let f71 = mul(f68, splat(f70));
             let f72 = select(f13, splat(0.0f32), f71);
             let f73 = load(inputs.row(5, token));
+            let f74 = eq(f73, f73);
+            let f75 = load(inputs.row(6, token));
+            let f77 = select(f74, f75, splat(-1.0f32));
             store(output(0, token), f34);
             store(output(1, token), f36);
             store(output(2, token), f54);
             store(output(3, token), f57);
             store(output(4, token), f72);
-            store(output(5, token), f73);
+            store(output(5, token), f77);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -122,7 +125,7 @@ pub const KERNEL: Kernel = Kernel {
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss", "softcap"],
-        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "argmax"],
+        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "bound", "argmax"],
         column_gradients: &[],

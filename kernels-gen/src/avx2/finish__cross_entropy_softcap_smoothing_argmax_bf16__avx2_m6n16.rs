@@ -99,13 +99,16 @@ unsafe fn kernel(args: &Finish) {
             let f87 = mul(f84, splat(f86));
             let f88 = select(f13, splat(0.0f32), f87);
             let f89 = load(inputs.row(6, token));
+            let f90 = eq(f89, f89);
+            let f91 = load(inputs.row(7, token));
+            let f93 = select(f90, f91, splat(-1.0f32));
             store(output(0, token), f42);
             store(output(1, token), f44);
             store(output(2, token), f62);
             store(output(3, token), f65);
             store(output(4, token), f80);
             store(output(5, token), f88);
-            store(output(6, token), f89);
+            store(output(6, token), f93);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -144,7 +147,7 @@ pub const KERNEL: Kernel = Kernel {
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss", "smoothing_share", "smoothing_total", "softcap"],
-        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "argmax"],
+        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "operand_factor", "bound", "argmax"],
         column_gradients: &[],

@@ -95,13 +95,16 @@ unsafe fn kernel(args: &Finish) {
             let f83 = mul(f80, splat(f82));
             let f84 = select(f13, splat(0.0f32), f83);
             let f85 = load(inputs.row(6, token));
+            let f86 = eq(f85, f85);
+            let f87 = load(inputs.row(7, token));
+            let f89 = select(f86, f87, splat(-1.0f32));
             store(output(0, token), f42);
             store(output(1, token), f44);
             store(output(2, token), f58);
             store(output(3, token), f61);
             store(output(4, token), f76);
             store(output(5, token), f84);
-            store(output(6, token), f85);
+            store(output(6, token), f89);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -140,7 +143,7 @@ pub const KERNEL: Kernel = Kernel {
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss", "smoothing_share", "smoothing_total"],
-        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "argmax"],
+        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "operand_factor", "bound", "argmax"],
         column_gradients: &[],

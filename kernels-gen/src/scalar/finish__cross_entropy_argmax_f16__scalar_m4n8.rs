@@ -79,12 +79,15 @@ unsafe fn kernel(args: &Finish) {
             let f67 = mul(f64, splat(f66));
             let f68 = select(f13, splat(0.0f32), f67);
             let f69 = load(inputs.row(5, token));
+            let f70 = eq(f69, f69);
+            let f71 = load(inputs.row(6, token));
+            let f73 = select(f70, f71, splat(-1.0f32));
             store(output(0, token), f34);
             store(output(1, token), f36);
             store(output(2, token), f50);
             store(output(3, token), f53);
             store(output(4, token), f68);
-            store(output(5, token), f69);
+            store(output(5, token), f73);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -118,7 +121,7 @@ pub const KERNEL: Kernel = Kernel {
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss"],
-        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "argmax"],
+        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "bound", "argmax"],
         column_gradients: &[],

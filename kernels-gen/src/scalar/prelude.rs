@@ -86,10 +86,6 @@ pub const LANES: usize = 8;
 pub const PANEL: usize = 8;
 /// Rows of the register tile.
 pub const ROWS: usize = 4;
-/// Panels that share one pass over W.
-pub const PANEL_BLOCK: usize = 16;
-/// Panels whose Q one block of pass T holds.
-pub const GRAD_BLOCK: usize = 16;
 
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).
@@ -156,8 +152,10 @@ pub fn power_of_two(n: f32) -> f32 {
 // The gradient filter: a tile of PANEL tokens by PANEL vocabulary entries whose values are all within their token's
 // limit takes no part in a product. Flags of tiles are bytes, 1 to keep.
 
+use vocabfuse_kernels::abi::MOST_GRAD_PANELS;
+
 /// Most strips of the inner dimension in one product of a tile that can be filtered.
-const MOST_STRIPS: usize = 64;
+const MOST_STRIPS: usize = if 512 / PANEL > MOST_GRAD_PANELS { 512 / PANEL } else { MOST_GRAD_PANELS };
 
 /// Strips of the inner dimension that take part in a product.
 pub struct Strips {
@@ -218,36 +216,33 @@ type Operand = V;
 #[inline]  unsafe fn load_operand(p: *const Packed) -> Operand { unsafe { load(p) } }
 #[inline]  fn multiply(left: Operand, right: Operand, sum: V) -> V { mul_add(left, right, sum) }
 
+use vocabfuse_kernels::abi::Blocking;
+
 /// Packed elements of a strip of the inner dimension.
 pub const DEPTH: usize = PANEL;
 const VECTORS: usize = PANEL / LANES;
-/// Strips of the inner dimension whose operands stay in L1.
-const K_STRIPS: usize = 16;
-/// Vocabulary rows whose packed form stays in L2 while panels pass.
-const VOCABULARY_BLOCK: usize = 128;
-
-/// Panels of a block when the tile of logits of each is `chunk` columns: bounds the scratch of large chunks.
-#[inline] pub const fn softmax_panels(chunk: usize) -> usize {
-    let panels = PANEL_BLOCK * 512 / chunk;
-    if panels == 0 { 1 } else { panels }
-}
 
 // E, then flags of tiles.
-fn softmax_scratch(chunk: usize, _hidden: usize, panels: usize) -> usize {
-    softmax_panels(chunk).min(panels) * (chunk * PANEL * 4 + chunk / PANEL)
+fn softmax_scratch(chunk: usize, panels: usize) -> usize {
+    panels * (chunk * PANEL * 4 + chunk / PANEL)
 }
 
-fn grad_scratch(rows: usize, _hidden: usize) -> usize {
-    GRAD_BLOCK * (rows * DEPTH * 4 + rows.div_ceil(PANEL)) + rows * LANES * 4 + ROWS * PANEL * 4
+// Q of a block of panels, sums of columns, an edge of H, flags of tiles.
+fn grad_scratch(blocking: &Blocking) -> usize {
+    let rows = blocking.grad_rows;
+    let q = blocking.grad_panels * (rows * DEPTH * 4 + rows.div_ceil(PANEL));
+    q + rows * LANES * 4 + ROWS * PANEL * 4
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
     panel: PANEL,
     row_block: 1,
-    packed_token: 4,
-    packed_vocabulary: 4,
-    panel_block: PANEL_BLOCK,
-    grad_rows: 256,
+    packed: 4,
+    packed_transpose: 0,
+    e_columns: usize::MAX,
+    e_bytes: 4,
+    slices_inner: true,
+    grad_panels: 16,
     softmax_scratch,
     grad_scratch,
 };
@@ -351,6 +346,7 @@ pub struct Logits {
     pub x: *const Packed,
     pub panels: usize,
     pub hidden: usize,
+    pub blocking: Blocking,
     pub out: *mut f32,
     /// Elements from one panel of `out` to the next.
     pub out_panel: usize,
@@ -361,10 +357,10 @@ pub unsafe fn logits(p: &Logits) {
     let strips = p.hidden.div_ceil(PANEL);
     let mut block = 0;
     while block < p.rows {
-        let rows = VOCABULARY_BLOCK.min(p.rows - block);
+        let rows = p.blocking.vocabulary.min(p.rows - block);
         let mut strip = 0;
         while strip < strips {
-            let count = K_STRIPS.min(strips - strip);
+            let count = (p.blocking.inner / PANEL).min(strips - strip);
             for panel in 0..p.panels {
                 // SAFETY: offsets stay within the buffers of `Logits`.
                 row_blocks(rows, |first, size| unsafe {
@@ -389,7 +385,7 @@ pub unsafe fn logits(p: &Logits) {
 }
 
 /// Strips of the inner dimension of A += E W whose E stays near.
-const E_STRIPS: usize = 512 / PANEL;
+const E_STRIPS: usize = 64;
 
 /// Strips of E that take part in A += E W, of `count` whose flags begin at `first`.
 #[inline]

@@ -1,5 +1,6 @@
 //! The CPU as a device: a target, its kernels and a pool of threads.
 
+mod cache;
 mod family;
 mod isa;
 mod passes;
@@ -9,9 +10,12 @@ mod t_pass;
 mod tables;
 
 use crate::{Error, Result};
+use cache::Caches;
+use family::Family;
 use std::sync::Arc;
 use vocabfuse_codegen::Target;
 use vocabfuse_kernels::Registry;
+use vocabfuse_kernels::abi::Blocking;
 
 /// The processors of this machine. Clones share the threads.
 #[derive(Clone, Debug)]
@@ -19,6 +23,7 @@ pub struct Cpu {
     target: Target,
     registry: Arc<Registry>,
     pool: Arc<rayon::ThreadPool>,
+    caches: Caches,
 }
 
 impl Cpu {
@@ -72,7 +77,8 @@ impl Cpu {
             .thread_name(|i| format!("vocabfuse-{i}"))
             .build()
             .map_err(|e| Error::Device(format!("cannot start threads: {e}")))?;
-        Ok(Cpu { target, registry: Arc::new(Registry::default()), pool: Arc::new(pool) })
+        let caches = Caches::of_this_machine();
+        Ok(Cpu { target, registry: Arc::new(Registry::default()), pool: Arc::new(pool), caches })
     }
 
     /// The target.
@@ -92,6 +98,11 @@ impl Cpu {
 
     pub(crate) fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// How much kernels take at a time.
+    pub(crate) fn blocking(&self, family: &Family, hidden: usize) -> Blocking {
+        self.caches.blocking(&family.geometry, family.chunk, family.padded_hidden(hidden))
     }
 
     pub(crate) fn pool(&self) -> &rayon::ThreadPool {

@@ -63,8 +63,8 @@ impl Passes for Cpu {
     }
 
     fn working_set(&self, kernels: &Family, extent: Extent, saved: bool) -> usize {
-        let Extent { tokens, hidden, .. } = extent;
-        let s = s_pass::working_set(self, kernels, tokens, hidden);
+        let Extent { tokens, hidden, classes } = extent;
+        let s = s_pass::working_set(self, kernels, tokens, hidden, classes);
         s.max(t_pass::working_set(self, kernels, tokens, hidden, saved))
     }
 

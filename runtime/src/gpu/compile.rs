@@ -9,7 +9,7 @@ use vocabfuse_codegen::compile::artifact::{Artifact, Label};
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::compile::{CompileError, Form, nvrtc::Nvrtc, options};
 use vocabfuse_codegen::manifest::hash;
-use vocabfuse_codegen::{KernelSpec, Target};
+use vocabfuse_codegen::{KernelKind, KernelSpec, Target};
 
 /// Compiles for one kind of device.
 #[derive(Clone, Debug)]
@@ -88,19 +88,23 @@ pub(super) fn ahead(
     };
     let loss = vocabfuse_codegen::cross_entropy().map_err(|e| Error::Compile(e.to_string()))?;
     let compiler = Compiler { cache: Cache::at(folder), architecture, form: Form::Cubin, embedded: &[] };
-    let one = |kind| {
+    let one = |(kind, dtype)| {
         let spec = KernelSpec::with_precision(kind, Target::Sm80, dtype, precision, chunk, &loss.name)
             .map_err(|e| Error::Compile(e.to_string()))?;
         let source = Source::new(&spec, &loss)?;
         compiler.code(&source).map(|_| source.entry.name)
     };
-    kinds(dtype).into_iter().filter(|kind| loss.has(*kind)).map(one).collect()
+    // The gradient of an embedding comes in the dtype of the table, or as the f32 that pass S gives.
+    let mut rows = vec![(KernelKind::ScatterAdd, dtype), (KernelKind::ScatterAdd, Dtype::F32)];
+    rows.dedup();
+    // Steps on the device also select their tokens and add up their losses there.
+    let kinds = kinds(dtype).into_iter().chain([KernelKind::SelectTokens, KernelKind::ReduceLoss]);
+    kinds.filter(|kind| loss.has(*kind)).map(|kind| (kind, dtype)).chain(rows).map(one).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vocabfuse_codegen::KernelKind;
 
     fn source() -> Source {
         let loss = vocabfuse_codegen::cross_entropy().unwrap();
