@@ -97,7 +97,9 @@ pub(super) fn ahead(
     // The gradient of an embedding comes in the dtype of the table, or as the f32 that pass S gives.
     let mut rows = vec![(KernelKind::ScatterAdd, dtype), (KernelKind::ScatterAdd, Dtype::F32)];
     rows.dedup();
-    kinds(dtype).into_iter().filter(|kind| loss.has(*kind)).map(|kind| (kind, dtype)).chain(rows).map(one).collect()
+    // Steps on the device also select their tokens and add up their losses there.
+    let kinds = kinds(dtype).into_iter().chain([KernelKind::SelectTokens, KernelKind::ReduceLoss]);
+    kinds.filter(|kind| loss.has(*kind)).map(|kind| (kind, dtype)).chain(rows).map(one).collect()
 }
 
 #[cfg(test)]
