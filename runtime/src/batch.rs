@@ -89,10 +89,10 @@ impl Shard<'_> {
     }
 }
 
-/// Where pass T adds its gradients.
+/// Where pass T puts its gradients. What is added to dbias is added; dW says itself whether it is added to.
 #[derive(Debug)]
 pub struct Gradients<'a> {
-    /// dW_d `[V_d, H]` row-major.
+    /// dW_d `[V_d, H]` row-major: f32, or the type of W.
     pub dw: GradientMut<'a>,
     /// Gradient of the bias, V_d.
     pub dbias: Option<&'a mut [f32]>,

@@ -7,7 +7,7 @@ use crate::comm::{Finish, Local, Merged, Pending};
 use crate::filter::{Filter, Filtered};
 use crate::job::Job;
 use crate::loss::{RowLoss, RowPrograms};
-use crate::passes::{Extent, FinishJob, SPass, Sums};
+use crate::passes::{Extent, FinishJob, SPass, Sums, TPass};
 use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
 use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Policy, Result, Save, ShardLayout};
 use std::sync::Arc;
@@ -169,7 +169,9 @@ impl<D: Device> OutputLayer<D> {
             return Ok(Filtered::default());
         }
         let sums = Sums { dw: out.dw, dbias: out.dbias };
-        self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &upstream, sums)?;
+        let (inputs, merged) = (&ticket.inputs, &ticket.merged);
+        let pass = TPass { pass, inputs, ticket: merged, saved, upstream: &upstream, sums };
+        self.device.t_pass(&job.kernels, pass)?;
         Ok(filter.map_or_else(Filtered::default, |f| f.count()))
     }
 
@@ -181,17 +183,13 @@ impl<D: Device> OutputLayer<D> {
         let budget = self.policy.memory_budget.unwrap_or(DEFAULT_BUDGET);
         let fits = |save: bool| self.policy.memory_budget.is_none() || needed(save) <= budget;
         let save = match self.policy.save {
-            // From sizes alone: scratch depends on the number of threads, and results must not.
-            Save::Auto => can_save && saved <= budget / 2,
-            Save::Yes if can_save || self.policy.frozen_weight => true,
-            Save::Yes => {
+            Save::Yes if !can_save && !self.policy.frozen_weight => {
                 let message =
                     format!("expected auto or no: the gradient of {} is made from logits", self.programs.name);
                 return Err(Error::Option { option: "save", message });
             }
-            Save::No => false,
+            _ => can_save && !self.policy.frozen_weight && self.policy.saves(saved),
         };
-        let save = save && !self.policy.frozen_weight;
         if fits(save) { Ok(save) } else { Err(Error::Budget { budget, needed: needed(save) }) }
     }
 }

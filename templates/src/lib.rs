@@ -71,4 +71,6 @@ templates! {
     "cuda/sm80/finish.cu.in",
     "cuda/sm80/gather_rows.cu.in",
     "cuda/sm80/scatter_add.cu.in",
+    "cuda/sm80/select_tokens.cu.in",
+    "cuda/sm80/reduce_loss.cu.in",
 }
