@@ -191,13 +191,14 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
         let done = output.s_pass(batch, Shard { weight: shard, bias: None })?.start_combine(&comm)?.wait()?;
         assert_eq!(comm.counters().barriers, 2);
         let dx = Matrix::new(&done.dx, n, h)?;
-        let gradients = Gradients { dw: (&mut *dw).into(), dbias: None };
+        let backward = |dw: &mut [f32]| input.backward(embedded.table_grad, dx, dw);
+        let t_pass = |dw: &mut [f32]| {
+            output.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One).map(|_| ())
+        };
         if embedding_first {
-            input.backward(embedded.table_grad, dx, gradients.dw)?;
-            output.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)?;
+            backward(dw).and_then(|()| t_pass(dw))?;
         } else {
-            output.t_pass(done.weight_grad, gradients, Upstream::One)?;
-            input.backward(embedded.table_grad, dx, dw)?;
+            t_pass(dw).and_then(|()| backward(dw))?;
         }
         Ok::<_, Error>(())
     })
