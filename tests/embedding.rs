@@ -191,14 +191,12 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
         let done = output.s_pass(batch, Shard { weight: shard, bias: None })?.start_combine(&comm)?.wait()?;
         assert_eq!(comm.counters().barriers, 2);
         let dx = Matrix::new(&done.dx, n, h)?;
-        let backward = |dw: &mut [f32]| input.backward(embedded.table_grad, dx, dw);
-        let t_pass = |dw: &mut [f32]| {
-            output.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One).map(|_| ())
-        };
         if embedding_first {
-            backward(dw).and_then(|()| t_pass(dw))?;
+            input.backward(embedded.table_grad, dx, dw)?;
+            output.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)?;
         } else {
-            t_pass(dw).and_then(|()| backward(dw))?;
+            output.t_pass(done.weight_grad, Gradients { dw: (&mut *dw).into(), dbias: None }, Upstream::One)?;
+            input.backward(embedded.table_grad, dx, dw)?;
         }
         Ok::<_, Error>(())
     })

@@ -153,6 +153,9 @@ impl<D: Device> OutputLayer<D> {
         let job = &ticket.job;
         let (rows, hidden) = (job.shard.weight.rows(), job.batch.x.columns());
         expect("dw", rows * hidden, out.dw.len())?;
+        if ![Dtype::F32, job.shard.weight.dtype()].contains(&out.dw.dtype()) {
+            return Err(Error::Dtype { tensor: "dw", expected: job.shard.weight.dtype(), found: out.dw.dtype() });
+        }
         if let Some(dbias) = &out.dbias {
             expect("dbias", rows, dbias.len())?;
         }

@@ -144,8 +144,6 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
             let operand = spec.kernel == KernelKind::LogitsOperand;
             let p = if operand { loss.operand.as_ref().ok_or_else(|| incomplete(loss))? } else { &loss.statistics };
             let store = p.store().ok_or_else(|| incomplete(loss))?;
-            // What the gradient filter measures stored values against: the sum of them. A second operand has none.
-            let mass = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot).filter(|_| !operand);
             let mut wanted = vec![(store, Shape::Element)];
             if !operand {
                 wanted.extend(values.into_iter().map(|v| (v, Shape::Element)));
@@ -157,6 +155,9 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                     Value::from(Serde(&Fragment { results: vec![splat(f32::NEG_INFINITY)], ..Fragment::default() }))
                 }
             };
+            // What the gradient filter measures stored values against: the sum of them. A further product is not filtered.
+            let mass = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot);
+            let mass = if operand { 0 } else { mass.ok_or_else(|| incomplete(loss))? };
             let statistics = if operand { vec![] } else { statistics };
             let f16 = spec.dtype == Dtype::F16;
             context! {

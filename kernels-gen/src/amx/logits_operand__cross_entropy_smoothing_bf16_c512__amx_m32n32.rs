@@ -38,13 +38,36 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 }
                 if args.stages != Stages::Statistics {
                     let keep = e.add(block * E_PANEL).cast::<u8>();
-                    let keep = if true { std::ptr::null_mut() } else { keep };
+                    let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
+                    if !keep.is_null() {
+                        for panel in 0..panels {
+                            flag(args, first + panel, start, e.add(panel * E_PANEL), keep.add(panel * FLAGS));
+                        }
+                    }
                     accumulate(args, first, panels, start, e, keep);
                 }
             }
         }
         // Saved E went around the caches: other threads must see it once this call has returned.
         _mm_sfence();
+    }
+}
+
+/// Flags of the tiles of one panel of E. What the sum of a row has come to is no more than what it will be, so a value that
+/// is small beside it stays small.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, keep: *mut u8) {
+    let rows = VOCABULARY_BLOCK.min(args.columns - start);
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(0)).add(panel * PANEL + lane)));
+        let value = |row: usize, lane: usize| {
+            let half = e.add(row / PANEL * BLOCK + lane / LANES * (BLOCK / 2));
+            let words = load_words(half.add(row % PANEL / 2 * PANEL));
+            if row % 2 == 0 { first_of(words) } else { second_of(words) }
+        };
+        let kept = flag_tiles(rows, limit, value, keep);
+        (*args.filtered).add(rows.div_ceil(PANEL) as u64, kept);
     }
 }
 

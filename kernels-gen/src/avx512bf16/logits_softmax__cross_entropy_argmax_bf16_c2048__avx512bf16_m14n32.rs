@@ -15,6 +15,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = args.blocking.panels.min(args.panels);
+    let flags = args.columns.div_ceil(PANEL);
     let filtering = !args.filtered.is_null();
     let end = args.first_panel + args.panels;
     let mut first = args.first_panel;
@@ -46,7 +47,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 let keep = args.scratch.add(block * CHUNK * PANEL * 4);
                 if filtering {
                     for panel in 0..panels {
-                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * args.columns.div_ceil(PANEL)));
+                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * flags));
                     }
                 }
                 let keep = if filtering { keep.cast_const() } else { std::ptr::null() };

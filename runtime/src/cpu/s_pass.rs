@@ -77,7 +77,7 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
 /// What is the same in all calls of the kernel.
 struct Walk<'a> {
     family: &'a Family,
-    kernel: Softmax,
+    softmax: Softmax,
     pass: &'a SPass<'a>,
     inputs: &'a ProgramInputs,
     stages: Stages,
@@ -154,14 +154,14 @@ impl Walk<'_> {
     ///
     /// # Safety
     /// `w` is that chunk, and nobody else touches the rows, the saved values and the scratch of this call.
-    unsafe fn softmax(&self, chunk: usize, panels: Range<usize>, w: *const u8, place: Place, scratch: *mut u8) {
+    unsafe fn run(&self, chunk: usize, panels: Range<usize>, w: *const u8, place: Place, scratch: *mut u8) {
         let (family, pass, columns) = (self.family, self.pass, self.columns(chunk));
         let region = self.padded * family.chunk * family.dtype.size();
         let offset = |p: *mut u8, bytes: usize| if p.is_null() { p } else { p.wrapping_add(bytes) };
         let mut count = TileCount::default();
         // SAFETY: all buffers have the extents that the kernel states; the caller answers for the rest.
         unsafe {
-            (self.kernel.run)(&abi::LogitsSoftmax {
+            (self.softmax.run)(&abi::LogitsSoftmax {
                 inputs: self.inputs.view(),
                 stages: self.stages,
                 blocking: self.blocking,
@@ -208,7 +208,7 @@ impl Walk<'_> {
                 let mut scratch = lock(&scratch);
                 let scratch = scratch.kernel.as_mut().as_mut_ptr();
                 // SAFETY: each call has its own panels, and the scratch of its thread.
-                unsafe { self.softmax(chunk, part(panels, blocks, block), w.get(), place, scratch) }
+                unsafe { self.run(chunk, part(panels, blocks, block), w.get(), place, scratch) }
             });
         }
         self.unpack(rows);
@@ -231,7 +231,7 @@ impl Walk<'_> {
                     unsafe {
                         self.pack(chunk, 0..self.family.chunk, w.as_mut().as_mut_ptr());
                         let (w, scratch) = (w.as_ref().as_ptr(), kernel.as_mut().as_mut_ptr());
-                        self.softmax(chunk, 0..panels, w, place, scratch);
+                        self.run(chunk, 0..panels, w, place, scratch);
                     }
                 }
                 own
@@ -348,15 +348,14 @@ impl Cpu {
 
     /// A₂, the second product with W, if the loss has one: a row for all tokens if its operand is the same for all.
     pub(crate) fn operand(&self, family: &Family, pass: &SPass<'_>) -> Result<Option<Product>> {
-        let Some(softmax) = family.logits_operand else { return Ok(None) };
-        let shared = softmax.kernel.bindings.shared;
+        let Some(kernel) = family.logits_operand else { return Ok(None) };
         // Without tokens there is no row of X to give to the kernel, and no row of dX.
-        let tokens = if shared { pass.rows.len().min(1) } else { pass.rows.len() };
+        let tokens = if kernel.kernel.bindings.shared { pass.rows.len().min(1) } else { pass.rows.len() };
         let padded = tokens.next_multiple_of(family.geometry.panel);
         let pass = SPass { rows: &pass.rows[..tokens], targets: &pass.targets[..padded], filter: None, ..*pass };
         let mut rows = ShardRows::identity(family, tokens);
-        self.walk_with(family, softmax, &pass, Stages::All, &mut rows, None)?;
-        Ok(rows.a.map(|values| Product { values, stride: rows.a_stride, shared }))
+        self.walk_with(family, kernel, &pass, Stages::All, &mut rows, None)?;
+        Ok(rows.a.map(|values| Product { values, stride: rows.a_stride, shared: kernel.kernel.bindings.shared }))
     }
 
     fn walk_with(
@@ -387,7 +386,7 @@ impl Cpu {
             };
             let walk = Walk {
                 family,
-                kernel: softmax,
+                softmax,
                 pass,
                 inputs: &inputs,
                 stages,

@@ -129,7 +129,8 @@ impl Cpu {
             bound
                 .iter()
                 .zip(pass.upstream)
-                .map(|(bound, upstream)| filter.threshold * (bound * upstream).abs())
+                // The bound counts a probability and a target of one: half of it is what a probability of one makes.
+                .map(|(bound, upstream)| 0.5 * filter.threshold * (bound * upstream).abs())
                 .collect()
         });
         let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
