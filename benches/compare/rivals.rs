@@ -67,7 +67,7 @@ impl Values {
 }
 
 enum Way {
-    Fused { layer: OutputLayer, comm: Local, x: Values, w: Values, device: String, save: bool },
+    Fused { layer: Box<OutputLayer>, comm: Local, x: Values, w: Values, device: String, save: bool },
     Plain { x: Vec<f32>, w: Vec<f32>, dtype: Dtype },
 }
 
@@ -120,7 +120,7 @@ impl Rival {
             let cpu = Cpu::new(Some(shape.threads))?;
             let layout = ShardLayout::even(v, 1)?;
             Way::Fused {
-                layer: OutputLayer::new(&cpu, &layout, 0, CrossEntropy::default(), policy)?,
+                layer: Box::new(OutputLayer::new(&cpu, &layout, 0, CrossEntropy::default(), policy)?),
                 comm: Local::group(1).pop().context("a group of one")?,
                 x: Values::read(&shape.x(), n * h, dtype)?,
                 w: Values::read(&shape.w(), v * h, dtype)?,
