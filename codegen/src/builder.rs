@@ -28,8 +28,11 @@ pub struct Builder {
     narrow: bool,
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
-    losses: Vec<(Loss, Option<Vec<usize>>)>,
+    losses: Vec<Listed>,
 }
+
+/// A loss, and its chunks where it has some of its own.
+type Listed = (Loss, Option<Vec<usize>>);
 
 /// Chunk sizes of the checked-in kernels.
 pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
@@ -149,7 +152,7 @@ impl Builder {
     }
 
     // Losses, and their chunks where they have some of their own.
-    fn losses(&self) -> Result<Vec<(Loss, Option<Vec<usize>>)>, Error> {
+    fn losses(&self) -> Result<Vec<Listed>, Error> {
         Ok(if self.losses.is_empty() { vec![(cross_entropy()?, None)] } else { self.losses.clone() })
     }
 
