@@ -28,11 +28,15 @@ pub struct Builder {
     narrow: bool,
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
-    losses: Vec<Listed>,
+    losses: Vec<Wanted>,
 }
 
-/// A loss, and its chunks where it has some of its own.
-type Listed = (Loss, Option<Vec<usize>>);
+/// A loss, and its chunk sizes where they are not those of the builder.
+#[derive(Clone, Debug)]
+struct Wanted {
+    loss: Loss,
+    chunks: Option<Vec<usize>>,
+}
 
 /// Chunk sizes of the checked-in kernels.
 pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
@@ -74,7 +78,7 @@ impl Builder {
     pub fn checked_in() -> Result<Builder, Error> {
         let mut builder = Builder::new().loss(cross_entropy()?);
         for form in CrossEntropyForm::all().into_iter().skip(1) {
-            builder.losses.push((form.loss()?, Some(FORM_CHUNKS.to_vec())));
+            builder.losses.push(Wanted { loss: form.loss()?, chunks: Some(FORM_CHUNKS.to_vec()) });
         }
         Ok(builder)
     }
@@ -122,7 +126,7 @@ impl Builder {
 
     /// Another loss; without any, cross-entropy.
     pub fn loss(mut self, loss: Loss) -> Builder {
-        self.losses.push((loss, None));
+        self.losses.push(Wanted { loss, chunks: None });
         self
     }
 
@@ -138,7 +142,7 @@ impl Builder {
         }
         for &target in &self.targets {
             for &kind in &self.kernels {
-                for (loss, chunks) in losses.iter().filter(|(loss, _)| loss.has(kind)) {
+                for Wanted { loss, chunks } in losses.iter().filter(|wanted| wanted.loss.has(kind)) {
                     loss.verify()?;
                     for spec in self.specs(kind, target, &loss.name, chunks.as_ref().unwrap_or(&self.chunks)) {
                         if kernels.iter().all(|k| k.spec != spec) {
@@ -152,8 +156,9 @@ impl Builder {
     }
 
     // Losses, and their chunks where they have some of their own.
-    fn losses(&self) -> Result<Vec<Listed>, Error> {
-        Ok(if self.losses.is_empty() { vec![(cross_entropy()?, None)] } else { self.losses.clone() })
+    fn losses(&self) -> Result<Vec<Wanted>, Error> {
+        let default = || Ok::<_, Error>(vec![Wanted { loss: cross_entropy()?, chunks: None }]);
+        if self.losses.is_empty() { default() } else { Ok(self.losses.clone()) }
     }
 
     // The specifications of one kind; combinations that a target does not support are left out.
@@ -181,8 +186,8 @@ impl Builder {
         let mut entries = vec![];
         for kernel in self.generate()?.iter().filter(|k| k.spec.target.is_cuda()) {
             // A kernel without a loss holds no program, so that any stands for it.
-            let named = |l: &&(Loss, _)| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.0.name);
-            if let Some((loss, _)) = known.iter().find(named) {
+            let named = |l: &&Wanted| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.loss.name);
+            if let Some(Wanted { loss, .. }) = known.iter().find(named) {
                 entries.push(cuda_entry(&kernel.spec, loss)?);
             }
         }
