@@ -1,9 +1,10 @@
 //! Generates sets of kernels: for `cargo xtask generate`, and for the build script of any crate.
 
-use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_module, emit_prelude};
+use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_logits, emit_module, emit_operator, emit_prelude};
 use crate::error::Error;
 use crate::loss::{Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
+use crate::operator::{self, LogitsForm, Operator};
 use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,6 +30,7 @@ pub struct Builder {
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
     losses: Vec<Loss>,
+    operators: Option<Vec<Operator>>,
 }
 
 /// Chunk sizes of the checked-in kernels.
@@ -47,6 +49,7 @@ impl Default for Builder {
             chunks: DEFAULT_CHUNKS.to_vec(),
             kernels: KernelKind::ALL.to_vec(),
             losses: vec![],
+            operators: None,
         }
     }
 }
@@ -104,6 +107,12 @@ impl Builder {
         self
     }
 
+    /// These operators; without a call, all of this crate unless losses are named.
+    pub fn operators(mut self, operators: &[Operator]) -> Builder {
+        self.operators = Some(operators.to_vec());
+        self
+    }
+
     /// The kernels, in the order of target, kernel, loss, dtype, chunk. Equal ones appear once.
     ///
     /// # Errors
@@ -114,8 +123,15 @@ impl Builder {
         for chunk in &self.chunks {
             check_chunk(*chunk)?;
         }
+        let operators = match &self.operators {
+            Some(operators) => operators.clone(),
+            None if self.losses.is_empty() => operator::all()?,
+            None => vec![],
+        };
         for &target in &self.targets {
-            for &kind in &self.kernels {
+            // Row programs need a loss or operator of their own, and without operators nobody calls their products.
+            let of_losses = |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !operators.is_empty());
+            for &kind in self.kernels.iter().filter(of_losses) {
                 for loss in &losses {
                     loss.verify()?;
                     for spec in self.specs(kind, target, &loss.name) {
@@ -125,8 +141,46 @@ impl Builder {
                     }
                 }
             }
+            if !target.is_cuda() {
+                self.generate_operators(target, &operators, &mut kernels)?;
+            }
         }
         Ok(kernels)
+    }
+
+    // Their programs run on f32, whatever X and W are made of.
+    fn generate_operators(
+        &self,
+        target: Target,
+        operators: &[Operator],
+        kernels: &mut Vec<Kernel>,
+    ) -> Result<(), Error> {
+        let dtype = if Target::BF16.contains(&target) { Dtype::Bf16 } else { Dtype::F32 };
+        let spec = |kind: KernelKind, name: &str| {
+            let wanted = self.kernels.contains(&kind) && !operators.is_empty();
+            wanted.then(|| KernelSpec::new(kind, target, dtype, DEFAULT_CHUNKS[0], name).ok()).flatten()
+        };
+        for form in LogitsForm::ALL {
+            if let Some(spec) = spec(KernelKind::RowLogits, form.name()) {
+                kernels.push(emit_logits(&spec, *form)?);
+            }
+        }
+        // The other kernels of an operator run on any processor of a kind, those of tiles and of pairs alike.
+        let has_rows = |target| KernelSpec::new(KernelKind::RowLogits, target, dtype, DEFAULT_CHUNKS[0], "").is_ok();
+        for operator in operators.iter().filter(|_| has_rows(target)) {
+            operator.verify()?;
+            for kind in [KernelKind::RowStatistics, KernelKind::Merge, KernelKind::Finish] {
+                if let Some(spec) = spec(kind, &operator.name) {
+                    kernels.push(emit_operator(&spec, operator, 0)?);
+                }
+            }
+            for distribution in 0..operator.gradients.len() {
+                if let Some(spec) = spec(KernelKind::RowGradient, &operator.gradient_name(distribution)) {
+                    kernels.push(emit_operator(&spec, operator, distribution)?);
+                }
+            }
+        }
+        Ok(())
     }
 
     // The specifications of one kind; combinations that a target does not support are left out.

@@ -1,8 +1,9 @@
 //! CPU kernels: Rust text from the templates under `cpu/`.
 
 use super::Kernel;
+use super::statistic::Statistic;
 use crate::error::{Error, SpecError};
-use crate::loss::{Loss, Merge};
+use crate::loss::Loss;
 use crate::lower::{Fragment, RustSimd, lower};
 use crate::plan::cpu::{Tile, tile};
 use crate::program::{Program, Shape};
@@ -13,22 +14,64 @@ use minijinja::{Value, context};
 use serde::Serialize;
 
 #[derive(Serialize)]
-struct Statistic {
-    rule: Merge,
-    /// Position in the kernel's `state`: the reference is 0.
-    slot: usize,
-}
-
-#[derive(Serialize)]
 struct Field {
     name: &'static str,
     texts: String,
 }
 
+/// Names that a kernel binds, in the order of the fields of the registry's `Bindings`.
+#[derive(Default)]
+pub(super) struct Names<'a> {
+    pub(super) statistics: Vec<&'a str>,
+    pub(super) statistics_uniforms: Vec<&'a str>,
+    pub(super) statistics_columns: Vec<&'a str>,
+    pub(super) uniforms: Vec<&'a str>,
+    pub(super) rows: Vec<&'a str>,
+    pub(super) columns: Vec<&'a str>,
+    pub(super) outputs: Vec<&'a str>,
+    pub(super) column_gradients: Vec<&'a str>,
+}
+
+impl<'a> Names<'a> {
+    /// Those of the program that a kernel is named for.
+    pub(super) fn of(program: &'a Program) -> Names<'a> {
+        Names {
+            uniforms: program.uniforms(),
+            rows: program.row_inputs(),
+            columns: program.column_inputs(),
+            outputs: program.row_outputs().map(|(name, _)| name).collect(),
+            column_gradients: program.column_gradients().map(|(name, _)| name).collect(),
+            ..Names::default()
+        }
+    }
+
+    pub(super) fn context(self) -> Value {
+        let field = |name, names: Vec<&str>| Field {
+            name,
+            texts: names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", "),
+        };
+        let fields = vec![
+            field("statistics", self.statistics),
+            field("statistics_uniforms", self.statistics_uniforms),
+            field("statistics_columns", self.statistics_columns),
+            field("uniforms", self.uniforms),
+            field("rows", self.rows),
+            field("columns", self.columns),
+            field("outputs", self.outputs),
+            field("column_gradients", self.column_gradients),
+        ];
+        Value::from(Serde(&fields))
+    }
+}
+
 pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+    render_kernel(spec, program_context(spec, loss)?, bindings(spec, loss))
+}
+
+/// A kernel from the context of its programs and the names that they bind.
+pub(super) fn render_kernel(spec: &KernelSpec, programs: Value, bindings: Value) -> Result<Kernel, Error> {
     let name = spec.name();
     let template = template(spec);
-    let bindings = bindings(spec, loss);
     let common = context! {
         version => env!("CARGO_PKG_VERSION"),
         name => name.as_str(),
@@ -41,7 +84,7 @@ pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
         storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },
         ..target_context(spec.target)
     };
-    let context = context! { ..program_context(spec, loss)?, ..common };
+    let context = context! { ..programs, ..common };
     let text = render("cpu/kernel.rs.in", &name, context)?;
     Ok(Kernel { spec: spec.clone(), name, text })
 }
@@ -102,6 +145,12 @@ fn entry(kernel: KernelKind) -> &'static str {
         KernelKind::Finish => "Finish",
         KernelKind::GatherRows => "GatherRows",
         KernelKind::ScatterAdd => "ScatterAdd",
+        KernelKind::Logits => "RawLogits",
+        KernelKind::RowLogits => "RowLogits",
+        KernelKind::RowStatistics => "RowStatistics",
+        KernelKind::RowGradient => "RowGradient",
+        KernelKind::InputGrad => "InputGrad",
+        KernelKind::VocabularyGrad => "VocabularyGrad",
         // `KernelSpec::new` refuses kernels that only CUDA targets have.
         _ => "",
     }
@@ -139,13 +188,12 @@ fn target_context(target: Target) -> Value {
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
-    let statistics: Vec<Statistic> =
-        loss.statistics_rules().into_iter().enumerate().map(|(i, (_, rule))| Statistic { rule, slot: i + 1 }).collect();
+    let statistics = Statistic::all(&loss.statistics_rules(), 1);
     let row_outputs = |p: &Program| p.row_outputs().map(|(_, v)| v).collect::<Vec<_>>();
     Ok(match spec.kernel {
         KernelKind::LogitsSoftmax => {
             let p = &loss.statistics;
-            let (Some(store), Some(referenced)) = (p.store(), p.referenced()) else {
+            let (Some(store), Some(referenced)) = (p.store(), p.referenced(0)) else {
                 return Err(incomplete(loss));
             };
             let mut wanted = vec![(store, Shape::Element)];
@@ -184,7 +232,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 column_gradients => columns,
             }
         }
-        KernelKind::Merge => context! { statistics => Value::from(Serde(&statistics)) },
+        KernelKind::Merge => context! { statistics => Value::from(Serde(&statistics)), references => 1 },
         KernelKind::Finish => {
             let outputs: Vec<&str> = loss.finish.row_outputs().map(|(name, _)| name).collect();
             let position = |name: &str| outputs.iter().position(|n| *n == name);
@@ -207,34 +255,30 @@ fn incomplete(loss: &Loss) -> Error {
     }
 }
 
-fn lowered(program: &Program, prefix: &str, wanted: &[(crate::program::ValueId, Shape)]) -> Result<Value, Error> {
+pub(super) fn lowered(
+    program: &Program,
+    prefix: &str,
+    wanted: &[(crate::program::ValueId, Shape)],
+) -> Result<Value, Error> {
     let fragment: Fragment = lower(program, &RustSimd, prefix, wanted)?;
     Ok(Value::from(Serde(&fragment)))
 }
 
-// In the order of the fields of the registry's `Bindings`.
 fn bindings(spec: &KernelSpec, loss: &Loss) -> Value {
-    let quote = |names: Vec<&str>| names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
     let program = match spec.kernel {
         KernelKind::LogitsSoftmax => Some(&loss.statistics),
         KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => Some(&loss.gradient),
         KernelKind::Finish => Some(&loss.finish),
         _ => None,
     };
+    let mut names = program.map(Names::of).unwrap_or_default();
     let rules = loss.statistics_rules();
-    let statistics = if spec.kernel.has_loss() { rules.iter().map(|(n, _)| n.as_str()).collect() } else { vec![] };
-    let with = |f: fn(&Program) -> Vec<&str>| program.map(f).unwrap_or_default();
-    let runs_statistics = spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute;
-    let of_statistics = |f: fn(&Program) -> Vec<&str>| if runs_statistics { f(&loss.statistics) } else { vec![] };
-    let fields: Vec<Field> = vec![
-        Field { name: "statistics", texts: quote(statistics) },
-        Field { name: "statistics_uniforms", texts: quote(of_statistics(Program::uniforms)) },
-        Field { name: "statistics_columns", texts: quote(of_statistics(Program::column_inputs)) },
-        Field { name: "uniforms", texts: quote(with(Program::uniforms)) },
-        Field { name: "rows", texts: quote(with(Program::row_inputs)) },
-        Field { name: "columns", texts: quote(with(Program::column_inputs)) },
-        Field { name: "outputs", texts: quote(with(|p| p.row_outputs().map(|(n, _)| n).collect())) },
-        Field { name: "column_gradients", texts: quote(with(|p| p.column_gradients().map(|(n, _)| n).collect())) },
-    ];
-    Value::from(Serde(&fields))
+    if spec.kernel.has_loss() {
+        names.statistics = rules.iter().map(|(n, _)| n.as_str()).collect();
+    }
+    if spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute {
+        names.statistics_uniforms = loss.statistics.uniforms();
+        names.statistics_columns = loss.statistics.column_inputs();
+    }
+    names.context()
 }

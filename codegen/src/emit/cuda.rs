@@ -2,8 +2,9 @@
 
 use super::Kernel;
 use super::cuda_abi::{bindings, parameters, staged};
+use super::statistic::Statistic;
 use crate::error::{Error, SpecError};
-use crate::loss::{Loss, Merge};
+use crate::loss::Loss;
 use crate::lower::{Cuda, lower};
 use crate::manifest::{Entry, Parameter, Type, abi_hash};
 use crate::plan::sm80::{self, plan};
@@ -12,12 +13,6 @@ use crate::render::render;
 use crate::spec::{Dtype, KernelKind, KernelSpec};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
-use serde::Serialize;
-
-#[derive(Serialize)]
-struct Statistic {
-    rule: Merge,
-}
 
 /// What a host needs to know of a kernel to launch it, without its text.
 ///
@@ -93,7 +88,7 @@ fn scratch_context(spec: &KernelSpec, staged: &[String], rows: usize) -> Value {
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
-    let statistics: Vec<Statistic> = loss.statistics_rules().into_iter().map(|(_, rule)| Statistic { rule }).collect();
+    let statistics = Statistic::all(&loss.statistics_rules(), 1);
     let listed = Value::from(Serde(&statistics));
     let plan = plan(spec.kernel, spec.dtype);
     let staged = staged(spec.kernel, loss);
@@ -101,7 +96,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
     Ok(match spec.kernel {
         KernelKind::LogitsSoftmax => {
             let p = &loss.statistics;
-            let (Some(store), Some(referenced)) = (p.store(), p.referenced()) else { return Err(incomplete(loss)) };
+            let (Some(store), Some(referenced)) = (p.store(), p.referenced(0)) else { return Err(incomplete(loss)) };
             let wanted: Vec<_> = std::iter::once(store).chain(p.row_outputs().map(|(_, v)| v)).map(element).collect();
             let f16 = spec.dtype == Dtype::F16;
             // A value a row and warp for the peak, each statistic and the reference.
@@ -137,7 +132,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
         KernelKind::Finish => {
             let position = |name: &str| loss.finish.row_outputs().position(|(n, _)| n == name);
             let wanted: Vec<_> = loss.finish.row_outputs().map(|(_, v)| (v, Shape::Row)).collect();
-            let known = |op: &Op| !matches!(op, Op::Input(i) if !matches!(i, Input::Row(_) | Input::Uniform(_) | Input::Reference));
+            let known = |op: &Op| !matches!(op, Op::Input(i) if !matches!(i, Input::Row(_) | Input::Uniform(_) | Input::Reference(_)));
             if let Some(index) = loss.finish.ops().iter().position(|op| !known(op)) {
                 return Err(Error::Lowering {
                     program: loss.finish.name().to_owned(),

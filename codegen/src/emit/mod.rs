@@ -1,14 +1,17 @@
 //! Specification to text: one file a kind of target.
 
 mod cpu;
+mod cpu_operator;
 mod cuda;
 mod cuda_abi;
+mod statistic;
 
 pub use cpu::{emit_module, emit_prelude};
 pub use cuda::{emit_module as emit_cuda_module, entry as cuda_entry};
 
 use crate::error::Error;
 use crate::loss::Loss;
+use crate::operator::{LogitsForm, Operator};
 use crate::spec::KernelSpec;
 
 /// A generated kernel.
@@ -28,4 +31,20 @@ pub struct Kernel {
 /// See [`Error`].
 pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
     if spec.target.is_cuda() { cuda::emit(spec, loss) } else { cpu::emit(spec, loss) }
+}
+
+/// Generates one kernel of an operator; a gradient by its first or second distribution.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit_operator(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Kernel, Error> {
+    cpu_operator::emit(spec, operator, distribution)
+}
+
+/// Generates the kernel that applies the options of the logits.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel, Error> {
+    cpu_operator::emit_logits(spec, form)
 }

@@ -4,7 +4,8 @@ mod cross_entropy;
 
 pub use cross_entropy::cross_entropy;
 
-use crate::program::{Op, Program, ProgramError, Reduce};
+pub use crate::program::Merge;
+use crate::program::{Program, ProgramError};
 use serde::Serialize;
 
 /// A per-token loss over the vocabulary, as row programs.
@@ -25,17 +26,6 @@ pub struct Loss {
     pub gradient: Program,
 }
 
-/// How a row statistic merges over tiles and ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Merge {
-    /// Sum of values relative to the reference: rescaled when it moves.
-    ScaledSum,
-    /// Plain sum.
-    Sum,
-    /// Maximum.
-    Max,
-}
-
 /// Row outputs that every `finish` program must have, since the runtime applies them to A and B.
 /// dX = upstream (`a_factor` A + `target_factor` w_target).
 pub const FINISH_OUTPUTS: [&str; 4] = ["loss", "lse", "a_factor", "target_factor"];
@@ -43,13 +33,7 @@ pub const FINISH_OUTPUTS: [&str; 4] = ["loss", "lse", "a_factor", "target_factor
 impl Loss {
     /// Row statistics in order, each with its rule of merging.
     pub fn statistics_rules(&self) -> Vec<(String, Merge)> {
-        let scaled = self.statistics.depends_on_reference();
-        let rule = |value| match *self.statistics.op(value) {
-            Op::Reduce(Reduce::Sum, operand) if scaled[operand.index()] => Merge::ScaledSum,
-            Op::Reduce(Reduce::Max, _) => Merge::Max,
-            _ => Merge::Sum,
-        };
-        self.statistics.row_outputs().map(|(name, value)| (name.to_owned(), rule(value))).collect()
+        self.statistics.rules()
     }
 
     /// Checks that the three programs fit together.
@@ -58,7 +42,7 @@ impl Loss {
     /// [`ProgramError::Outputs`] with what is missing.
     pub fn verify(&self) -> Result<(), ProgramError> {
         let missing = |what: String| Err(ProgramError::Outputs(format!("loss {}: {what}", self.name)));
-        if self.statistics.referenced().is_none() {
+        if self.statistics.referenced(0).is_none() {
             return missing("the statistics program uses no exp_above by the reference".to_owned());
         }
         for program in [&self.statistics, &self.gradient] {

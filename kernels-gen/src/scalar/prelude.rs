@@ -147,6 +147,24 @@ pub fn power_of_two(n: f32) -> f32 {
     if n.is_nan() { n } else if n < -126.0 { 0.0 } else { f32::from_bits(((n as i32 + 127) << 23) as u32) }
 }
 
+/// The random numbers of a vector of tokens, given by their keys, and a global id; see `program::uniform` of the generator.
+#[inline]
+pub fn random_numbers(first: VI, second: VI, id: u32) -> V {
+    let mix = |mut bits: u32| {
+        bits = (bits ^ (bits >> 16)).wrapping_mul(0x7feb_352d);
+        bits = (bits ^ (bits >> 15)).wrapping_mul(0x846c_a68b);
+        bits ^ (bits >> 16)
+    };
+    // SAFETY: vectors are exactly their lanes.
+    unsafe {
+        let keys = |keys: VI| std::mem::transmute::<VI, [u32; LANES]>(keys);
+        let (first, second) = (keys(first), keys(second));
+        // 2^-32
+        let number = |i: usize| (mix(mix(id ^ first[i]) ^ second[i]) as f32 + 0.5) * 2.328_306_4e-10;
+        std::mem::transmute::<[f32; LANES], V>(std::array::from_fn(number))
+    }
+}
+
 /// H padded to whole strips.
 #[inline] pub const fn padded(hidden: usize) -> usize { hidden.next_multiple_of(PANEL) }
 /// Element of a packed operand.
