@@ -2,7 +2,7 @@
 
 use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_logits, emit_module, emit_operator, emit_prelude};
 use crate::error::Error;
-use crate::loss::{Loss, cross_entropy};
+use crate::loss::{CrossEntropyForm, Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
 use crate::operator::{self, LogitsForm, Operator};
 use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
@@ -29,12 +29,15 @@ pub struct Builder {
     narrow: bool,
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
-    losses: Vec<Loss>,
-    operators: Option<Vec<Operator>>,
+    losses: Vec<(Loss, Option<Vec<usize>>)>,
+    operators: Vec<Operator>,
 }
 
 /// Chunk sizes of the checked-in kernels.
 pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
+
+/// Chunk sizes of the checked-in kernels of the forms of cross-entropy that have options.
+pub const FORM_CHUNKS: &[usize] = &[512, 2048];
 
 /// Chunk sizes of the checked-in CUDA kernels.
 pub const DEFAULT_CUDA_CHUNKS: &[usize] = &[2048, 8192, 32768];
@@ -49,7 +52,7 @@ impl Default for Builder {
             chunks: DEFAULT_CHUNKS.to_vec(),
             kernels: KernelKind::ALL.to_vec(),
             losses: vec![],
-            operators: None,
+            operators: vec![],
         }
     }
 }
@@ -58,6 +61,19 @@ impl Builder {
     /// All CPU targets, dtypes and kernels, the default chunks, and cross-entropy.
     pub fn new() -> Builder {
         Builder::default()
+    }
+
+    /// What the crate `vocabfuse-kernels` holds for CPU targets: [`Builder::new`], every form of cross-entropy in
+    /// [`FORM_CHUNKS`], and all operators.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn checked_in() -> Result<Builder, Error> {
+        let mut builder = Builder::new().loss(cross_entropy()?).operators(&operator::all()?);
+        for form in CrossEntropyForm::all().into_iter().skip(1) {
+            builder.losses.push((form.loss()?, Some(FORM_CHUNKS.to_vec())));
+        }
+        Ok(builder)
     }
 
     /// All CUDA targets and kernels, bf16 and f16, the default CUDA chunks, and cross-entropy.
@@ -103,13 +119,13 @@ impl Builder {
 
     /// Another loss; without any, cross-entropy.
     pub fn loss(mut self, loss: Loss) -> Builder {
-        self.losses.push(loss);
+        self.losses.push((loss, None));
         self
     }
 
-    /// These operators; without a call, all of this crate unless losses are named.
+    /// Also these operators.
     pub fn operators(mut self, operators: &[Operator]) -> Builder {
-        self.operators = Some(operators.to_vec());
+        self.operators = operators.to_vec();
         self
     }
 
@@ -118,23 +134,19 @@ impl Builder {
     /// # Errors
     /// See [`Error`].
     pub fn generate(&self) -> Result<Vec<Kernel>, Error> {
-        let losses = if self.losses.is_empty() { vec![cross_entropy()?] } else { self.losses.clone() };
+        let losses = self.losses()?;
         let mut kernels: Vec<Kernel> = vec![];
         for chunk in &self.chunks {
             check_chunk(*chunk)?;
         }
-        let operators = match &self.operators {
-            Some(operators) => operators.clone(),
-            None if self.losses.is_empty() => operator::all()?,
-            None => vec![],
-        };
         for &target in &self.targets {
             // Row programs need a loss or operator of their own, and without operators nobody calls their products.
-            let of_losses = |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !operators.is_empty());
+            let of_losses =
+                |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !self.operators.is_empty());
             for &kind in self.kernels.iter().filter(of_losses) {
-                for loss in &losses {
+                for (loss, chunks) in losses.iter().filter(|(loss, _)| loss.has(kind)) {
                     loss.verify()?;
-                    for spec in self.specs(kind, target, &loss.name) {
+                    for spec in self.specs(kind, target, &loss.name, chunks.as_ref().unwrap_or(&self.chunks)) {
                         if kernels.iter().all(|k| k.spec != spec) {
                             kernels.push(emit(&spec, loss)?);
                         }
@@ -142,22 +154,17 @@ impl Builder {
                 }
             }
             if !target.is_cuda() {
-                self.generate_operators(target, &operators, &mut kernels)?;
+                self.generate_operators(target, &mut kernels)?;
             }
         }
         Ok(kernels)
     }
 
     // Their programs run on f32, whatever X and W are made of.
-    fn generate_operators(
-        &self,
-        target: Target,
-        operators: &[Operator],
-        kernels: &mut Vec<Kernel>,
-    ) -> Result<(), Error> {
+    fn generate_operators(&self, target: Target, kernels: &mut Vec<Kernel>) -> Result<(), Error> {
         let dtype = if Target::BF16.contains(&target) { Dtype::Bf16 } else { Dtype::F32 };
         let spec = |kind: KernelKind, name: &str| {
-            let wanted = self.kernels.contains(&kind) && !operators.is_empty();
+            let wanted = self.kernels.contains(&kind) && !self.operators.is_empty();
             wanted.then(|| KernelSpec::new(kind, target, dtype, DEFAULT_CHUNKS[0], name).ok()).flatten()
         };
         for form in LogitsForm::ALL {
@@ -165,9 +172,9 @@ impl Builder {
                 kernels.push(emit_logits(&spec, *form)?);
             }
         }
-        // The other kernels of an operator run on any processor of a kind, those of tiles and of pairs alike.
-        let has_rows = |target| KernelSpec::new(KernelKind::RowLogits, target, dtype, DEFAULT_CHUNKS[0], "").is_ok();
-        for operator in operators.iter().filter(|_| has_rows(target)) {
+        // Merging and finishing are called from a target that has the kernels before them.
+        let has_rows = KernelSpec::new(KernelKind::RowLogits, target, dtype, DEFAULT_CHUNKS[0], "").is_ok();
+        for operator in self.operators.iter().filter(|_| has_rows) {
             operator.verify()?;
             for kind in [KernelKind::RowStatistics, KernelKind::Merge, KernelKind::Finish] {
                 if let Some(spec) = spec(kind, &operator.name) {
@@ -183,10 +190,15 @@ impl Builder {
         Ok(())
     }
 
+    // Losses, and their chunks where they have some of their own.
+    fn losses(&self) -> Result<Vec<(Loss, Option<Vec<usize>>)>, Error> {
+        Ok(if self.losses.is_empty() { vec![(cross_entropy()?, None)] } else { self.losses.clone() })
+    }
+
     // The specifications of one kind; combinations that a target does not support are left out.
-    fn specs(&self, kind: KernelKind, target: Target, loss: &str) -> Vec<KernelSpec> {
+    fn specs(&self, kind: KernelKind, target: Target, loss: &str, chunks: &[usize]) -> Vec<KernelSpec> {
         let mut specs = vec![];
-        for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| self.chunks.iter().map(move |c| (d, c))) {
+        for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| chunks.iter().map(move |c| (d, c))) {
             for precision in std::iter::once(None).chain(self.precisions.iter().copied().map(Some)) {
                 let Ok(spec) = KernelSpec::with_precision(kind, target, dtype, precision, chunk, loss) else {
                     continue;
@@ -204,12 +216,12 @@ impl Builder {
     /// # Errors
     /// See [`Error`].
     pub fn entries(&self) -> Result<Vec<Entry>, Error> {
-        let known = if self.losses.is_empty() { vec![cross_entropy()?] } else { self.losses.clone() };
+        let known = self.losses()?;
         let mut entries = vec![];
         for kernel in self.generate()?.iter().filter(|k| k.spec.target.is_cuda()) {
             // A kernel without a loss holds no program, so that any stands for it.
-            let named = |l: &&Loss| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.name);
-            if let Some(loss) = known.iter().find(named) {
+            let named = |l: &&(Loss, _)| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.0.name);
+            if let Some((loss, _)) = known.iter().find(named) {
                 entries.push(cuda_entry(&kernel.spec, loss)?);
             }
         }

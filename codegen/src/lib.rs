@@ -20,7 +20,7 @@ pub mod spec;
 
 pub use builder::Builder;
 pub use error::{Error, SpecError};
-pub use loss::{Loss, cross_entropy};
+pub use loss::{CrossEntropyForm, Loss, cross_entropy};
 pub use operator::{LogitsForm, Operator};
 pub use program::Program;
 pub use spec::{Dtype, KernelKind, KernelSpec, Precision, Target};

@@ -117,6 +117,8 @@ spelled! {
         PackVocabulary = "pack_vocabulary",
         /// Pass S: logits, online softmax, A += E W.
         LogitsSoftmax = "logits_softmax",
+        /// Another product of pass S: A₂ += E W with E relative to no reference.
+        LogitsOperand = "logits_operand",
         /// Statistics of one chunk over its tiles, and E relative to one reference a row; CUDA.
         ReduceStatistics = "reduce_statistics",
         /// A += E W for one chunk; CUDA.
@@ -166,11 +168,13 @@ impl KernelKind {
     /// Whether the text depends on the chunk.
     pub fn has_chunk(self) -> bool {
         use KernelKind::{
-            Accumulate, LogitsGradient, LogitsSoftmax, ReduceStatistics, SavedGradient, WeightGrad, WeightGradSaved,
+            Accumulate, LogitsGradient, LogitsOperand, LogitsSoftmax, ReduceStatistics, SavedGradient, WeightGrad,
+            WeightGradSaved,
         };
         matches!(
             self,
             LogitsSoftmax
+                | LogitsOperand
                 | ReduceStatistics
                 | Accumulate
                 | WeightGradSaved
@@ -182,9 +186,11 @@ impl KernelKind {
 
     /// Whether the text holds row programs of a loss.
     pub fn has_loss(self) -> bool {
-        use KernelKind::{Finish, LogitsGradient, LogitsSoftmax, Merge, ReduceStatistics, SavedGradient};
+        use KernelKind::{
+            Finish, LogitsGradient, LogitsOperand, LogitsSoftmax, Merge, ReduceStatistics, SavedGradient,
+        };
         use KernelKind::{WeightGradRecompute, WeightGradSaved};
-        let pass_s = matches!(self, LogitsSoftmax | ReduceStatistics | Merge | Finish);
+        let pass_s = matches!(self, LogitsSoftmax | LogitsOperand | ReduceStatistics | Merge | Finish);
         pass_s
             || self.is_rows()
             || matches!(self, WeightGradSaved | WeightGradRecompute | LogitsGradient | SavedGradient)
@@ -234,7 +240,11 @@ impl KernelKind {
     pub fn is_product(self) -> bool {
         matches!(
             self,
-            KernelKind::LogitsSoftmax | KernelKind::Accumulate | KernelKind::LogitsGradient | KernelKind::WeightGrad
+            KernelKind::LogitsSoftmax
+                | KernelKind::LogitsOperand
+                | KernelKind::Accumulate
+                | KernelKind::LogitsGradient
+                | KernelKind::WeightGrad
         )
     }
 

@@ -69,13 +69,16 @@ DEVICE uint4 repack(const Floats& a) {
     return make_uint4(pack(a.at[0], a.at[1]), pack(a.at[2], a.at[3]), pack(a.at[4], a.at[5]), pack(a.at[6], a.at[7]));
 }
 
-// Results of one token, and its dX = upstream (a_factor A + target_factor w_target).
+// Results of one token, and its dX = a_factor A + target_factor w_target.
 extern "C" __global__ void __launch_bounds__(256) finish__cross_entropy_f16__sm80_t256(
     const float* references,
     float uniform_logit_scale,
+    float uniform_z_loss,
     const float* row_rest,
     const float* row_target_logit,
-    const float* upstream,
+    const float* row_hard,
+    const float* row_upstream,
+    const float* row_lse_upstream,
     int hidden,
     const float* a,
     i64 a_stride,
@@ -90,42 +93,76 @@ extern "C" __global__ void __launch_bounds__(256) finish__cross_entropy_f16__sm8
 {
     const i64 token = blockIdx.x;
     const float reference = references[token];
-    const float f22 = uniform_logit_scale;
+    const float f23 = uniform_logit_scale;
+    const float f26 = uniform_z_loss;
+    const float f28 = f26 * 2.0f;
+    const float f51 = f23 * 1.0f;
+    const float f60 = -(f23);
+    const float f61 = maximum(f23, f60);
     const float f0 = row_rest[token];
     const float f1 = row_target_logit[token];
     const float f2 = reference;
     const float f3 = exp_above(f1, f2);
     const float f4 = f0 + f3;
-    const float f5 = f0 / f3;
-    const float f6 = log1pf(f5);
-    const float f7 = logf(f4);
-    const float f8 = above(f1, f2);
-    const float f9 = f7 - f8;
-    const bool f10 = f3 < f0;
-    const float f11 = f10 ? f9 : f6;
+    const bool f5 = f3 < f0;
+    const float f6 = f0 / f3;
+    const float f7 = log1pf(f6);
+    const float f8 = logf(f4);
+    const float f9 = above(f1, f2);
+    const float f10 = f8 - f9;
+    const float f11 = f0 / f4;
     const bool f13 = f4 == 0.0f;
-    const float f15 = f13 ? not_a_number() : f11;
-    const float f16 = above(0.0f, f2);
-    const float f17 = f7 - f16;
-    const float f18 = f1 + f6;
-    const float f19 = f10 ? f17 : f18;
-    const float f21 = f13 ? -infinity() : f19;
-    const float f23 = f22 / f4;
-    const float f24 = f13 ? 0.0f : f23;
-    const float f25 = f0 * f22;
-    const float f26 = -(f25);
-    const float f27 = f26 / f4;
-    const float f28 = f13 ? 0.0f : f27;
+    const float f14 = f3 / f4;
+    const float f16 = 1.0f - f11;
+    const float f17 = f5 ? f14 : f16;
+    const float f18 = f5 ? f10 : f7;
+    const float f19 = above(0.0f, f2);
+    const float f20 = f8 - f19;
+    const float f21 = f1 + f7;
+    const float f22 = f5 ? f20 : f21;
+    const float f24 = row_hard[token];
+    const float f25 = f24 * f18;
+    const float f29 = f28 * f22;
+    const float f30 = f26 * f22;
+    const float f31 = f30 * f22;
+    const float f32 = f25 + f31;
+    const float f34 = f13 ? not_a_number() : f32;
+    const float f36 = f13 ? -infinity() : f22;
+    const float f37 = row_upstream[token];
+    const float f38 = row_lse_upstream[token];
+    const float f39 = f24 + f29;
+    const float f40 = f37 * f39;
+    const float f41 = f40 + f38;
+    const float f42 = f29 * f17;
+    const float f43 = f24 * f11;
+    const float f44 = f42 - f43;
+    const float f45 = f37 * f44;
+    const float f46 = f38 * f17;
+    const float f47 = f45 + f46;
+    const float f48 = f23 * f41;
+    const float f49 = f48 / f4;
+    const float f50 = f13 ? 0.0f : f49;
+    const float f52 = f51 * f47;
+    const float f53 = f13 ? 0.0f : f52;
+    const float f54 = -(f41);
+    const float f55 = maximum(f41, f54);
+    const float f56 = -(f37);
+    const float f57 = maximum(f37, f56);
+    const float f58 = f57 * f24;
+    const float f59 = f55 + f58;
+    const float f62 = f59 * f61;
+    const float f63 = f13 ? 0.0f : f62;
     if (threadIdx.x == 0) {
-        outputs[0 * output_stride + token] = f15;
-        outputs[1 * output_stride + token] = f21;
-        outputs[2 * output_stride + token] = f24;
-        outputs[3 * output_stride + token] = f28;
+        outputs[0 * output_stride + token] = f34;
+        outputs[1 * output_stride + token] = f36;
+        outputs[2 * output_stride + token] = f50;
+        outputs[3 * output_stride + token] = f53;
+        outputs[4 * output_stride + token] = f63;
     }
     (void)reference;
     if (a == nullptr) return;
-    const float a_factor = f24 * upstream[token];
-    const float target_factor = f28 * upstream[token];
+    const float a_factor = f50;
+    const float target_factor = f53;
     const int index = target_index[token];
     const Element* target = target_rows + index * target_stride;
     const float* from = a + token * a_stride;

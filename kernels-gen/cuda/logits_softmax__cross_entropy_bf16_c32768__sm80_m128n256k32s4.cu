@@ -436,8 +436,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_softmax__cross_entr
             if (threadIdx.x / 32 % WARPS_N == 0 && threadIdx.x % 4 == 0) rows_of(STATISTICS + 1)[row] = reference;
             const int w9 = targets[token];
             const float w12 = reference;
-            float statistic_0 = 0.0f;
             float statistic_1 = 0.0f;
+            float statistic_2 = 0.0f;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float pair[2];
@@ -456,15 +456,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_softmax__cross_entr
                     const float w13 = exp_above(w11, w12);
                     const float w16 = w10 ? w8 : 0.0f;
                     const bool exists = origin.n + local < columns;
-                    statistic_0 += exists ? w13 : 0.0f;
-                    statistic_1 += exists ? w16 : 0.0f;
+                    statistic_1 += exists ? w13 : 0.0f;
+                    statistic_2 += exists ? w16 : 0.0f;
                     // Columns past the end are stored too: the product that follows reads whole pieces.
                     pair[v] = exists ? w13 : 0.0f;
                 }
                 put_pair(tile, tokens - origin.m, i, h, j, pair[0], pair[1]);
             }
-            put_row(rows_of(1), i, h, quad_sum(statistic_0));
-            put_row(rows_of(2), i, h, quad_sum(statistic_1));
+            put_row(rows_of(1), i, h, quad_sum(statistic_1));
+            put_row(rows_of(2), i, h, quad_sum(statistic_2));
         }
         keep_apart();
     }

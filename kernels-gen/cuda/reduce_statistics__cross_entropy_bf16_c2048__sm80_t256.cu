@@ -99,19 +99,19 @@ extern "C" __global__ void __launch_bounds__(256) reduce_statistics__cross_entro
     __syncthreads();
     for (int i = 0; i < LANES; i++) reference = fmaxf(reference, shared[i][row]);
 
-    float statistic_0 = 0.0f;
     float statistic_1 = 0.0f;
+    float statistic_2 = 0.0f;
     bool differs = false;
     if (exists) for (int tile = lane; tile < tiles; tile += LANES) {
         const float* partial = partials + tile * partial_stride + token;
         const float factor = power_of_two(partial[0] - reference);
         differs |= partial[0] != reference;
-        statistic_0 += partial[1 * TILES * partial_stride] * factor;
-        statistic_1 += partial[2 * TILES * partial_stride];
+        statistic_1 += partial[1 * TILES * partial_stride] * factor;
+        statistic_2 += partial[2 * TILES * partial_stride];
         (void)factor;
     }
     __syncthreads();
-    shared[lane][row] = statistic_0;
+    shared[lane][row] = statistic_1;
     __syncthreads();
     if (lane == 0 && exists) {
         float* to = state + 1 * state_stride + token;
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256) reduce_statistics__cross_entro
         *to = total;
     }
     __syncthreads();
-    shared[lane][row] = statistic_1;
+    shared[lane][row] = statistic_2;
     __syncthreads();
     if (lane == 0 && exists) {
         float* to = state + 2 * state_stride + token;

@@ -241,7 +241,7 @@ pub struct Merge {
     pub a_stride: usize,
 }
 
-/// Merged statistics to results, dX = upstream (a_factor A + target_factor w_target).
+/// Merged statistics to results, dX = a_factor A + target_factor w_target + operand_factor A₂.
 #[derive(Clone, Copy, Debug)]
 pub struct Finish {
     /// Inputs of the finish program.
@@ -254,14 +254,16 @@ pub struct Finish {
     pub reference: *const f32,
     /// Per-token arrays of the row outputs, in the order of the program.
     pub outputs: *const *mut f32,
-    /// Upstream gradient of each token.
-    pub upstream: *const f32,
     /// H.
     pub hidden: usize,
     /// A; null computes results only.
     pub a: *const f32,
     /// Elements from one row of A to the next.
     pub a_stride: usize,
+    /// A₂, the product of the loss's `operand` with W; read only by kernels of losses that have one.
+    pub operand: *const f32,
+    /// Elements from one row of A₂ to the next; 0 if all tokens share one row.
+    pub operand_stride: usize,
     /// Row of W of each token's target, of the kernel's dtype; null where there is none.
     pub target_rows: *const *const u8,
     /// Row of dX of each token.

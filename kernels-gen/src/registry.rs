@@ -27,10 +27,12 @@ pub struct Kernel {
 }
 
 /// Names that the host binds arrays to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bindings {
     /// Row statistics after the reference; the rule of merging is in the kernel.
     pub statistics: &'static [&'static str],
+    /// What each statistic is of a row that has seen no logit.
+    pub identities: &'static [f32],
     /// Scalars of the statistics program.
     pub statistics_uniforms: &'static [&'static str],
     /// Column inputs of the statistics program.
@@ -51,6 +53,7 @@ impl Bindings {
     /// No names.
     pub const NONE: Bindings = Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

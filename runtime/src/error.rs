@@ -38,6 +38,18 @@ pub enum Error {
         /// `" or the ignore_index N"`, or nothing.
         ignored: String,
     },
+    /// An id that names no row of a table.
+    #[error("tensor {tensor}: position {position} has {id}; expected an id in 0..{vocab}")]
+    Id {
+        /// Name of the tensor.
+        tensor: &'static str,
+        /// Position of the id.
+        position: usize,
+        /// The id.
+        id: i64,
+        /// V.
+        vocab: usize,
+    },
     /// A shard layout with a gap, an overlap or no rank.
     #[error("shard layout: {0}")]
     Layout(String),

@@ -1,6 +1,7 @@
 //! The output layer: passes S, C1 and T of one rank, in an order that the types enforce.
 
 use crate::algorithm::{Exchange, blocks};
+use crate::check::{self, expect, shape};
 use crate::comm::{Finish, Local, Merged, Pending};
 use crate::loss::scatter;
 use crate::passes::{Extent, FinishJob, LayerInputs, SPass, Sums};
@@ -124,12 +125,7 @@ impl<D: Device> OutputLayer<D> {
         loss: CrossEntropy,
         policy: Policy,
     ) -> Result<OutputLayer<D>> {
-        if rank >= layout.ranks() {
-            return Err(Error::Layout(format!(
-                "rank {rank} of {}; expected a rank below the number of ranks",
-                layout.ranks()
-            )));
-        }
+        check::rank(layout, rank)?;
         loss.validate()?;
         Ok(OutputLayer { device: device.clone(), layout: layout.clone(), rank, loss, policy })
     }
@@ -187,12 +183,8 @@ impl<D: Device> OutputLayer<D> {
         if hidden == 0 {
             return Err(shape("x", "at least one column (H)", "0"));
         }
-        let owned = self.layout.range(self.rank);
         let weight = &shard.weight;
-        if weight.rows() != owned.len() {
-            let expected = format!("the {} rows {owned:?} of rank {}", owned.len(), self.rank);
-            return Err(shape("w", expected, format!("{} rows", weight.rows())));
-        }
+        check::shard(&self.layout, self.rank, weight)?;
         if weight.columns() != hidden {
             return Err(shape("w", format!("{hidden} columns, as x has"), format!("{} columns", weight.columns())));
         }
@@ -200,7 +192,7 @@ impl<D: Device> OutputLayer<D> {
             return Err(Error::Dtype { tensor: "w", expected: batch.x.dtype(), found: weight.dtype() });
         }
         if let Some(bias) = shard.bias {
-            expect("bias", owned.len(), bias.len())?;
+            expect("bias", weight.rows(), bias.len())?;
         }
         expect("targets", tokens, batch.targets.len())?;
         if let Some(upstream) = batch.upstream {
@@ -208,9 +200,6 @@ impl<D: Device> OutputLayer<D> {
         }
         if u32::try_from(tokens).is_err() {
             return Err(shape("x", "fewer than 2^32 rows", tokens.to_string()));
-        }
-        if i32::try_from(owned.len()).is_err() {
-            return Err(shape("w", "fewer than 2^31 rows a rank", owned.len().to_string()));
         }
         Ok(())
     }
@@ -263,26 +252,12 @@ impl<D: Device> OutputLayer<D> {
             batch.x.columns(),
             self.layout.vocab(),
             self.layout.ranks(),
-            hash(&self.layout),
+            check::fingerprint(&self.layout),
             batch.x.dtype(),
             self.policy.algorithm,
             hasher.finish(),
         )
     }
-}
-
-fn hash(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
-fn shape(tensor: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Error {
-    Error::Shape { tensor, expected: expected.into(), found: found.into() }
-}
-
-fn expect(tensor: &'static str, expected: usize, found: usize) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(shape(tensor, format!("{expected} elements"), found.to_string())) }
 }
 
 impl<'a, D: Device> Job<'a, D> {
@@ -319,15 +294,7 @@ impl<'a, D: Device> Partial<'a, D> {
     pub fn start_combine(self, comm: &Local) -> Result<Merging<'a, D>> {
         let Partial { job, inputs, rows, saved } = self;
         let layer = &job.layer;
-        if comm.size() != layer.layout.ranks() || comm.rank() != layer.rank {
-            return Err(Error::Layout(format!(
-                "rank {} of {} in the group; expected rank {} of {}",
-                comm.rank(),
-                comm.size(),
-                layer.rank,
-                layer.layout.ranks()
-            )));
-        }
+        check::member(&layer.layout, layer.rank, comm)?;
         let algorithm = layer.policy.algorithm;
         let (pending, kept) = algorithm.start(comm, &job.agreement, &layer.device, &job.kernels, rows)?;
         Ok(Merging { job, inputs, saved, pending, kept, comm: comm.handle() })

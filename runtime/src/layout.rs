@@ -108,6 +108,12 @@ impl ShardLayout {
         let range = self.range(rank);
         range.end.min(self.vocab).saturating_sub(range.start)
     }
+
+    /// The rank that holds a row, which is below [`ShardLayout::stored`].
+    pub(crate) fn owner(&self, row: usize) -> usize {
+        // Of the bounds that are equal for empty shards, the last begins the one that has rows.
+        self.bounds.partition_point(|bound| *bound <= row).saturating_sub(1)
+    }
 }
 
 fn positive(ranks: usize) -> Result<usize> {

@@ -3,13 +3,15 @@
 //! The mathematics is Algorithm 2 of vocabulary parallelism: pass S is local, one combined collective C1 gives loss
 //! and dX, pass T adds the weight gradient any time later. The order is in the types: [`OutputLayer::s_pass`] gives a
 //! [`Partial`], [`Partial::start_combine`] a [`Merging`], [`Merging::wait`] a [`Done`] with the ticket
-//! [`WeightGrad`] that [`OutputLayer::t_pass`] takes.
+//! [`WeightGrad`] that [`OutputLayer::t_pass`] takes. [`InputLayer`] is the embedding on the same shards.
 
 mod algorithm;
 mod buffer;
+mod check;
 mod comm;
 mod cpu;
 mod device;
+mod embedding;
 mod error;
 mod gpu;
 mod layer;
@@ -22,12 +24,13 @@ mod policy;
 pub use comm::{Counters, Local};
 pub use cpu::Cpu;
 pub use device::Device;
+pub use embedding::{Embedded, InputLayer, Lookup, Selecting, TableGrad};
 pub use error::Error;
 pub use gpu::{Gpu, Ptx, PtxReport};
 pub use layer::{Batch, Done, Gradients, Merging, OutputLayer, Partial, Shard, Upstream, WeightGrad};
 pub use layout::ShardLayout;
 pub use loss::{CrossEntropy, Reduction};
-pub use matrix::{Element, Matrix};
+pub use matrix::{Element, Matrix, OwnedMatrix};
 pub use policy::{Algorithm, DEFAULT_MEMORY_BUDGET, Policy, Save};
 pub use vocabfuse_codegen::{Dtype, Precision, Target};
 pub use vocabfuse_kernels::Registry;

@@ -1,6 +1,8 @@
-//! Borrowed matrices.
+//! Matrices, borrowed and owned.
 
+use crate::buffer::{Buffer, SharedPointer};
 use crate::{Error, Result};
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use vocabfuse_codegen::Dtype;
@@ -13,7 +15,7 @@ mod sealed {
 }
 
 /// Element types of matrices.
-pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
+pub trait Element: sealed::Sealed + bytemuck::Pod + Send + Sync {
     /// The element type as a value.
     const DTYPE: Dtype;
 }
@@ -137,5 +139,65 @@ impl<'a> Matrix<'a> {
     /// First element of a row; of one past the end if there is none.
     pub(crate) fn row_pointer(&self, row: usize) -> *const u8 {
         self.data.wrapping_add(row * self.row_stride * self.dtype.size())
+    }
+}
+
+/// A row-major matrix `[rows, columns]` without gaps, in memory of its own.
+#[derive(Clone)]
+pub struct OwnedMatrix {
+    data: Buffer<u8>,
+    dtype: Dtype,
+    rows: usize,
+    columns: usize,
+}
+
+impl OwnedMatrix {
+    /// Zeros.
+    pub(crate) fn zeros(dtype: Dtype, rows: usize, columns: usize) -> OwnedMatrix {
+        OwnedMatrix { data: Buffer::zeroed(rows * columns * dtype.size()), dtype, rows, columns }
+    }
+
+    /// Where it begins.
+    pub(crate) fn pointer(&mut self) -> SharedPointer<u8> {
+        self.data.pointer()
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The elements, row-major; `None` if they are of another type.
+    pub fn elements<T: Element>(&self) -> Option<&[T]> {
+        // Memory of a buffer begins at a cache line, so it is aligned for any element.
+        (T::DTYPE == self.dtype).then(|| bytemuck::cast_slice(self.data.as_ref()))
+    }
+
+    /// As a borrowed matrix.
+    pub fn view(&self) -> Matrix<'_> {
+        Matrix {
+            data: self.data.as_ref().as_ptr(),
+            dtype: self.dtype,
+            rows: self.rows,
+            columns: self.columns,
+            row_stride: self.columns,
+            borrow: PhantomData,
+        }
+    }
+}
+
+impl fmt::Debug for OwnedMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OwnedMatrix {{ {}, {} x {} }}", self.dtype, self.rows, self.columns)
     }
 }

@@ -26,7 +26,7 @@ fn replace(files: &BTreeMap<String, String>, root: &Path, folders: &[&str]) -> R
 
 /// Replaces all generated files: Rust kernels under `src`, CUDA texts beside it.
 pub fn write() -> Result<()> {
-    let (cpu, cuda) = (Builder::new().files()?, Builder::cuda().files()?);
+    let (cpu, cuda) = (Builder::checked_in()?.files()?, Builder::cuda().files()?);
     let targets: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
     replace(&cpu, &folder("src"), &targets)?;
     replace(&cuda, &folder(""), &["cuda"])?;

@@ -1,17 +1,19 @@
 //! CPU kernels: Rust text from the templates under `cpu/`.
 
 use super::Kernel;
-use super::statistic::Statistic;
+use super::statistic::statistics;
 use crate::error::{Error, SpecError};
-use crate::loss::Loss;
-use crate::lower::{Fragment, RustSimd, lower};
+use crate::loss::{Loss, Merge, OPERAND_FACTOR};
+use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
 use crate::plan::cpu::{Tile, tile};
-use crate::program::{Program, Shape};
+use crate::program::{Kind, Program, Shape, Type, ValueId};
 use crate::render::render;
 use crate::spec::{Dtype, KernelKind, KernelSpec, Target};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
+
+const UNIFORM: Type = Type { kind: Kind::F32, shape: Shape::Uniform };
 
 #[derive(Serialize)]
 struct Field {
@@ -23,6 +25,7 @@ struct Field {
 #[derive(Default)]
 pub(super) struct Names<'a> {
     pub(super) statistics: Vec<&'a str>,
+    pub(super) identities: Vec<String>,
     pub(super) statistics_uniforms: Vec<&'a str>,
     pub(super) statistics_columns: Vec<&'a str>,
     pub(super) uniforms: Vec<&'a str>,
@@ -45,6 +48,12 @@ impl<'a> Names<'a> {
         }
     }
 
+    /// Also the row statistics, with the values of a row that has seen no logit.
+    pub(super) fn keep(&mut self, rules: &'a [(String, Merge)]) {
+        self.statistics = rules.iter().map(|(name, _)| name.as_str()).collect();
+        self.identities = rules.iter().map(|(_, rule)| RustSimd.constant(rule.identity())).collect();
+    }
+
     pub(super) fn context(self) -> Value {
         let field = |name, names: Vec<&str>| Field {
             name,
@@ -52,6 +61,7 @@ impl<'a> Names<'a> {
         };
         let fields = vec![
             field("statistics", self.statistics),
+            Field { name: "identities", texts: self.identities.join(", ") },
             field("statistics_uniforms", self.statistics_uniforms),
             field("statistics_columns", self.statistics_columns),
             field("uniforms", self.uniforms),
@@ -121,6 +131,7 @@ fn template(spec: &KernelSpec) -> String {
         | (Target::Amx, KernelKind::LogitsSoftmax | KernelKind::UnpackAccumulator) => {
             format!("amx/{}.rs.in", spec.kernel)
         }
+        (Target::Amx, KernelKind::LogitsOperand) => "amx/logits_softmax.rs.in".to_owned(),
         (Target::Amx, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => {
             "amx/weight_grad.rs.in".to_owned()
         }
@@ -129,6 +140,7 @@ fn template(spec: &KernelSpec) -> String {
         }
         // Both keep A in the same blocks.
         (Target::Avx512Bf16, KernelKind::UnpackAccumulator) => "amx/unpack_accumulator.rs.in".to_owned(),
+        (_, KernelKind::LogitsOperand) => "logits_softmax.rs.in".to_owned(),
         (_, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => "weight_grad.rs.in".to_owned(),
         _ => format!("{}.rs.in", spec.kernel),
     }
@@ -138,7 +150,7 @@ fn entry(kernel: KernelKind) -> &'static str {
     match kernel {
         KernelKind::PackTokens | KernelKind::PackTokensGrad => "PackTokens",
         KernelKind::PackVocabulary => "PackVocabulary",
-        KernelKind::LogitsSoftmax => "LogitsSoftmax",
+        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => "LogitsSoftmax",
         KernelKind::UnpackAccumulator => "UnpackAccumulator",
         KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => "WeightGrad",
         KernelKind::Merge => "Merge",
@@ -188,20 +200,29 @@ fn target_context(target: Target) -> Value {
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
-    let statistics = Statistic::all(&loss.statistics_rules(), 1);
+    let (statistics, values) = statistics(&loss.statistics, 1, &RustSimd);
     let row_outputs = |p: &Program| p.row_outputs().map(|(_, v)| v).collect::<Vec<_>>();
     Ok(match spec.kernel {
-        KernelKind::LogitsSoftmax => {
-            let p = &loss.statistics;
-            let (Some(store), Some(referenced)) = (p.store(), p.referenced(0)) else {
-                return Err(incomplete(loss));
-            };
+        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => {
+            let operand = spec.kernel == KernelKind::LogitsOperand;
+            let p = if operand { loss.operand.as_ref().ok_or_else(|| incomplete(loss))? } else { &loss.statistics };
+            let store = p.store().ok_or_else(|| incomplete(loss))?;
             let mut wanted = vec![(store, Shape::Element)];
-            wanted.extend(row_outputs(p).into_iter().map(|v| (v, Shape::Element)));
+            if !operand {
+                wanted.extend(values.into_iter().map(|v| (v, Shape::Element)));
+            }
+            // What is relative to no reference moves none.
+            let map = match p.referenced(0) {
+                Some(referenced) => lowered(p, "m", &[(referenced, Shape::Element)])?,
+                None => {
+                    Value::from(Serde(&Fragment { results: vec![splat(f32::NEG_INFINITY)], ..Fragment::default() }))
+                }
+            };
+            let statistics = if operand { vec![] } else { statistics };
             let f16 = spec.dtype == Dtype::F16;
             context! {
                 chunk => spec.chunk,
-                map => lowered(p, "m", &[(referenced, Shape::Element)])?,
+                map => map,
                 weigh => lowered(p, "w", &wanted)?,
                 statistics => Value::from(Serde(&statistics)),
                 // f16 holds E up to 65504 = 2^16.
@@ -241,10 +262,15 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 finish => lowered(&loss.finish, "f", &wanted)?,
                 a_factor => position("a_factor"),
                 target_factor => position("target_factor"),
+                operand_factor => loss.operand.as_ref().and_then(|_| position(OPERAND_FACTOR)),
             }
         }
         _ => context! {},
     })
+}
+
+fn splat(value: f32) -> String {
+    RustSimd.broadcast(&Operand { text: RustSimd.constant(value), ty: UNIFORM }, Shape::Element)
 }
 
 fn incomplete(loss: &Loss) -> Error {
@@ -255,11 +281,7 @@ fn incomplete(loss: &Loss) -> Error {
     }
 }
 
-pub(super) fn lowered(
-    program: &Program,
-    prefix: &str,
-    wanted: &[(crate::program::ValueId, Shape)],
-) -> Result<Value, Error> {
+pub(super) fn lowered(program: &Program, prefix: &str, wanted: &[(ValueId, Shape)]) -> Result<Value, Error> {
     let fragment: Fragment = lower(program, &RustSimd, prefix, wanted)?;
     Ok(Value::from(Serde(&fragment)))
 }
@@ -267,16 +289,18 @@ pub(super) fn lowered(
 fn bindings(spec: &KernelSpec, loss: &Loss) -> Value {
     let program = match spec.kernel {
         KernelKind::LogitsSoftmax => Some(&loss.statistics),
+        KernelKind::LogitsOperand => loss.operand.as_ref(),
         KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => Some(&loss.gradient),
         KernelKind::Finish => Some(&loss.finish),
         _ => None,
     };
     let mut names = program.map(Names::of).unwrap_or_default();
     let rules = loss.statistics_rules();
-    if spec.kernel.has_loss() {
-        names.statistics = rules.iter().map(|(n, _)| n.as_str()).collect();
+    let keeps = spec.kernel.has_loss() && spec.kernel != KernelKind::LogitsOperand;
+    if keeps {
+        names.keep(&rules);
     }
-    if spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute {
+    if keeps && spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute {
         names.statistics_uniforms = loss.statistics.uniforms();
         names.statistics_columns = loss.statistics.column_inputs();
     }

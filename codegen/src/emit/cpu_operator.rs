@@ -2,8 +2,9 @@
 
 use super::Kernel;
 use super::cpu::{Names, lowered, render_kernel};
-use super::statistic::Statistic;
+use super::statistic::statistics;
 use crate::error::{Error, SpecError};
+use crate::lower::RustSimd;
 use crate::operator::{LogitsForm, Operator};
 use crate::program::{Input, Program, Shape, ValueId};
 use crate::spec::{KernelKind, KernelSpec};
@@ -20,21 +21,19 @@ pub(super) fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel,
 pub(super) fn emit(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Kernel, Error> {
     let rules = operator.statistics.rules();
     let references = operator.distributions();
-    let statistics = Statistic::all(&rules, references);
+    let (statistics, values) = statistics(&operator.statistics, references, &RustSimd);
     let statistics = Value::from(Serde(&statistics));
-    let merged = rules.iter().map(|(name, _)| name.as_str()).collect();
-    let (context, names) = match spec.kernel {
+    let (context, mut names) = match spec.kernel {
         KernelKind::RowStatistics => (
-            statistics_context(&operator.statistics, statistics, references)?,
-            Names { statistics: merged, outputs: operator.slot_values(), ..Names::of(&operator.statistics) },
+            statistics_context(&operator.statistics, statistics, &values, references)?,
+            Names { outputs: operator.slot_values(), ..Names::of(&operator.statistics) },
         ),
-        KernelKind::Merge => (context! { statistics, references }, Names { statistics: merged, ..Names::default() }),
+        KernelKind::Merge => (context! { statistics, references }, Names::default()),
         KernelKind::Finish => {
             let wanted: Vec<_> = operator.finish.row_outputs().map(|(_, v)| (v, Shape::Row)).collect();
             let finish = lowered(&operator.finish, "f", &wanted)?;
             let nothing: Option<usize> = None;
-            let names = Names { statistics: merged, ..Names::of(&operator.finish) };
-            (context! { finish, a_factor => nothing }, names)
+            (context! { finish, a_factor => nothing }, Names::of(&operator.finish))
         }
         KernelKind::RowGradient => {
             let gradient = operator.gradients.get(distribution).ok_or_else(|| SpecError::Unsupported {
@@ -56,15 +55,22 @@ pub(super) fn emit(spec: &KernelSpec, operator: &Operator, distribution: usize) 
             .into());
         }
     };
+    if spec.kernel != KernelKind::RowGradient {
+        names.keep(&rules);
+    }
     render_kernel(spec, context, names.context())
 }
 
-fn statistics_context(program: &Program, statistics: Value, references: usize) -> Result<Value, Error> {
+fn statistics_context(
+    program: &Program,
+    statistics: Value,
+    values: &[ValueId],
+    references: usize,
+) -> Result<Value, Error> {
     let maps = (0..references).map(|r| lowered(program, "m", &elements(program.referenced(r))));
     let maps: Vec<Value> = maps.collect::<Result<_, _>>()?;
-    let sums = program.row_outputs().map(|(_, v)| v);
-    let top = program.top().map(|_| program.row_outputs().count());
-    let wanted = sums.chain(program.top().into_iter().flat_map(|(key, value)| [key, value]));
+    let top = program.top().map(|_| values.len());
+    let wanted = values.iter().copied().chain(program.top().into_iter().flat_map(|(key, value)| [key, value]));
     let selected: Vec<ValueId> = program.selected().map(|(_, v)| v).collect();
     Ok(context! {
         maps,

@@ -2,10 +2,10 @@
 
 use super::Kernel;
 use super::cuda_abi::{bindings, parameters, staged};
-use super::statistic::Statistic;
+use super::statistic::statistics;
 use crate::error::{Error, SpecError};
-use crate::loss::Loss;
-use crate::lower::{Cuda, lower};
+use crate::loss::{Loss, OPERAND_FACTOR};
+use crate::lower::{Cuda, Fragment, Lowering, lower};
 use crate::manifest::{Entry, Parameter, Type, abi_hash};
 use crate::plan::sm80::{self, plan};
 use crate::program::{Input, Op, Program, Shape, ValueId};
@@ -53,7 +53,7 @@ pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
         version => env!("CARGO_PKG_VERSION"),
         name => name.as_str(),
         spec_json => serde_json::to_string(spec).unwrap_or_default(),
-        template => format!("sm80/{}.cu.in", spec.kernel),
+        template => format!("sm80/{}.cu.in", template(spec.kernel)),
         signature => list.join(",\n    "),
         dtype => spec.dtype.as_str(),
         precision => spec.precision.map_or("", |p| p.as_str()),
@@ -70,10 +70,15 @@ pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
     Ok(Kernel { spec: spec.clone(), name, text })
 }
 
+// Another product of pass S differs in its program alone.
+fn template(kernel: KernelKind) -> KernelKind {
+    if kernel == KernelKind::LogitsOperand { KernelKind::LogitsSoftmax } else { kernel }
+}
+
 // Which operands hold the inner dimension contiguously, and which belong to the caller, who may align them as he likes.
 fn product_context(kernel: KernelKind) -> Value {
     let (a_rows, b_rows, callers_a) = match kernel {
-        KernelKind::LogitsSoftmax | KernelKind::LogitsGradient => (true, true, true),
+        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand | KernelKind::LogitsGradient => (true, true, true),
         KernelKind::Accumulate => (true, false, false),
         _ => (false, false, false),
     };
@@ -88,22 +93,32 @@ fn scratch_context(spec: &KernelSpec, staged: &[String], rows: usize) -> Value {
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
-    let statistics = Statistic::all(&loss.statistics_rules(), 1);
+    let (statistics, values) = statistics(&loss.statistics, 1, &Cuda);
     let listed = Value::from(Serde(&statistics));
     let plan = plan(spec.kernel, spec.dtype);
     let staged = staged(spec.kernel, loss);
     let element = |v: ValueId| (v, Shape::Element);
     Ok(match spec.kernel {
-        KernelKind::LogitsSoftmax => {
-            let p = &loss.statistics;
-            let (Some(store), Some(referenced)) = (p.store(), p.referenced(0)) else { return Err(incomplete(loss)) };
-            let wanted: Vec<_> = std::iter::once(store).chain(p.row_outputs().map(|(_, v)| v)).map(element).collect();
+        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => {
+            let operand = spec.kernel == KernelKind::LogitsOperand;
+            let p = if operand { loss.operand.as_ref().ok_or_else(|| incomplete(loss))? } else { &loss.statistics };
+            let store = p.store().ok_or_else(|| incomplete(loss))?;
+            let (statistics, values) = if operand { (vec![], vec![]) } else { (statistics, values) };
+            let wanted: Vec<_> = std::iter::once(store).chain(values).map(element).collect();
+            // What is relative to no reference moves none.
+            let map = match p.referenced(0) {
+                Some(referenced) => lowered(p, "m", &[element(referenced)])?,
+                None => {
+                    let nothing = Cuda.constant(f32::NEG_INFINITY);
+                    Value::from(Serde(&Fragment { results: vec![nothing], ..Fragment::default() }))
+                }
+            };
             let f16 = spec.dtype == Dtype::F16;
             // A value a row and warp for the peak, each statistic and the reference.
             let rows = (statistics.len() + 2) * (plan.n / 64) * plan.m * 4;
             context! {
-                statistics => listed,
-                map => lowered(p, "m", &[element(referenced)])?,
+                statistics => Value::from(Serde(&statistics)),
+                map => map,
                 weigh => lowered(p, "w", &wanted)?,
                 // f16 holds E up to 65504 = 2^16.
                 window => if f16 { "10.0" } else { "20.0" },
@@ -144,6 +159,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 finish => lowered(&loss.finish, "f", &wanted)?,
                 a_factor => position("a_factor"),
                 target_factor => position("target_factor"),
+                operand_factor => loss.operand.as_ref().and_then(|_| position(OPERAND_FACTOR)),
             }
         }
         _ => context! {},

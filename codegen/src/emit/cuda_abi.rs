@@ -10,6 +10,7 @@ use crate::spec::{KernelKind, KernelSpec};
 fn programs(kernel: KernelKind, loss: &Loss) -> Vec<&Program> {
     match kernel {
         KernelKind::LogitsSoftmax => vec![&loss.statistics],
+        KernelKind::LogitsOperand => loss.operand.iter().collect(),
         KernelKind::LogitsGradient => vec![&loss.statistics, &loss.gradient],
         KernelKind::SavedGradient => vec![&loss.gradient],
         KernelKind::Finish => vec![&loss.finish],
@@ -38,12 +39,15 @@ pub(super) fn bindings(spec: &KernelSpec, loss: &Loss) -> Bindings {
     let with_statistics =
         matches!(kernel, KernelKind::LogitsSoftmax | KernelKind::ReduceStatistics | KernelKind::Merge);
     let rules = if with_statistics { loss.statistics_rules() } else { vec![] };
-    let upstream = (kernel == KernelKind::GradientScale).then(|| "upstream".to_owned());
+    let scaled: &[&str] = if kernel == KernelKind::GradientScale { &["upstream", "bound"] } else { &[] };
     let outputs = if kernel == KernelKind::Finish { loss.finish.row_outputs().collect() } else { vec![] };
     Bindings {
         statistics: rules.into_iter().map(|(name, _)| name).collect(),
         uniforms: names(kernel, loss, Program::uniforms),
-        rows: names(kernel, loss, Program::row_inputs).into_iter().chain(upstream).collect(),
+        rows: names(kernel, loss, Program::row_inputs)
+            .into_iter()
+            .chain(scaled.iter().map(|n| (*n).to_owned()))
+            .collect(),
         columns: names(kernel, loss, Program::column_inputs),
         outputs: outputs.into_iter().map(|(name, _)| name.to_owned()).collect(),
         column_gradients: column_gradients(kernel, loss),
@@ -97,10 +101,15 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
         ("targets", Read(I32)),
         ("references", Read(F32)),
     ];
+    let operand: List = if spec.kernel == KernelKind::Finish && loss.operand.is_some() {
+        &[("operand", Read(F32)), ("operand_stride", Long)]
+    } else {
+        &[]
+    };
     let column_partials: List =
         if bound.column_gradients.is_empty() { &[] } else { &[("column_partials", Write(F32))] };
     let (before, after): (List, List) = match spec.kernel {
-        KernelKind::LogitsSoftmax => (
+        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => (
             logits,
             &[("partials", Write(F32)), ("partial_stride", Long), ("e", Write(Element)), ("peaks", Write(F32))],
         ),
@@ -178,7 +187,7 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
             ],
             &[],
         ),
-        KernelKind::GradientScale => (&[], &[("tokens", Int), ("bound", Float), ("scale", Write(F32))]),
+        KernelKind::GradientScale => (&[], &[("tokens", Int), ("scale", Write(F32))]),
         KernelKind::FilterTiles => (
             &[
                 ("peaks", Read(F32)),
@@ -211,7 +220,6 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
         KernelKind::Finish => (
             &[("references", Read(F32))],
             &[
-                ("upstream", Read(F32)),
                 ("hidden", Int),
                 ("a", Read(F32)),
                 ("a_stride", Long),
@@ -257,5 +265,6 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
     all.extend(inputs);
     all.extend(owned(after));
     all.extend(owned(column_partials));
+    all.extend(owned(operand));
     Ok(all)
 }

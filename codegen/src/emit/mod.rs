@@ -9,7 +9,7 @@ mod statistic;
 pub use cpu::{emit_module, emit_prelude};
 pub use cuda::{emit_module as emit_cuda_module, entry as cuda_entry};
 
-use crate::error::Error;
+use crate::error::{Error, SpecError};
 use crate::loss::Loss;
 use crate::operator::{LogitsForm, Operator};
 use crate::spec::KernelSpec;
@@ -30,6 +30,11 @@ pub struct Kernel {
 /// # Errors
 /// See [`Error`].
 pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+    if !loss.has(spec.kernel) {
+        let what = format!("kernel {} for loss {}", spec.kernel, loss.name);
+        let supported = "those for which Loss::has holds".to_owned();
+        return Err(SpecError::Unsupported { what, supported }.into());
+    }
     if spec.target.is_cuda() { cuda::emit(spec, loss) } else { cpu::emit(spec, loss) }
 }
 

@@ -1,62 +1,203 @@
-//! Cross-entropy: loss = lse(y) - y_target, y = logit_scale · (x · w) + bias.
+//! Cross-entropy with the options that change what is computed for every logit.
+//!
+//! z = logit_scale · (x · w) + bias, y = softcap · tanh(z / softcap) or y = z, and per token
+//!
+//! loss = hard · (lse - y_target) + Σ_j s_j (lse - y_j) + z_loss · lse²
+//!
+//! with `hard` = (1 - smoothing) · class weight of the target, and s_j = smoothing / V · class weight of j over the whole
+//! vocabulary.
 
 use super::Loss;
-use crate::program::{Graph, ProgramError};
+use crate::program::{Expr, Graph, Program, ProgramError};
 
-/// Cross-entropy with logit scale, bias and padded-vocabulary mask.
-///
-/// The target column is kept out of the sum, of the stored tile and of the reference: with `rest` the mass of all
-/// other columns, p_target - 1 = -rest / total and loss = ln(1 + rest / e_target) have full relative precision also
-/// where p_target is near 1, which a difference of rounded probabilities has not, and the stored values of the other
-/// columns stay within the range of a narrow dtype. e_target may overflow to infinity; then the loss is 0.
+/// The options of cross-entropy that have kernels of their own; the others are scalars and row values of all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CrossEntropyForm {
+    /// Logits are capped: y = c tanh(z / c).
+    pub softcap: bool,
+    /// Targets are smoothed over the vocabulary.
+    pub smoothing: bool,
+    /// The class of the largest logit is an output.
+    pub argmax: bool,
+}
+
+impl CrossEntropyForm {
+    /// All forms, the one without options first.
+    pub fn all() -> Vec<CrossEntropyForm> {
+        let bit = |i: usize, bit: usize| i >> bit & 1 == 1;
+        (0..8).map(|i| CrossEntropyForm { softcap: bit(i, 0), smoothing: bit(i, 1), argmax: bit(i, 2) }).collect()
+    }
+
+    /// Name of the loss, `cross_entropy_softcap` for instance.
+    pub fn name(self) -> String {
+        let part = |wanted: bool, name: &'static str| if wanted { name } else { "" };
+        let CrossEntropyForm { softcap, smoothing, argmax } = self;
+        let parts = [part(softcap, "_softcap"), part(smoothing, "_smoothing"), part(argmax, "_argmax")];
+        format!("cross_entropy{}", parts.concat())
+    }
+
+    /// The programs.
+    ///
+    /// The target column is kept out of the sum, of the stored tile and of the reference: with `rest` the mass of all
+    /// other columns, p_target - 1 = -rest / total and lse - y_target = ln(1 + rest / e_target) have full relative
+    /// precision also where p_target is near 1, which a difference of rounded probabilities has not, and the stored values
+    /// of the other columns stay within the range of a narrow dtype. e_target may overflow to infinity; then p_target is 1.
+    ///
+    /// # Errors
+    /// None for the programs as they stand; the verifier's type is kept so that callers treat every loss alike.
+    pub fn loss(self) -> Result<Loss, ProgramError> {
+        let loss = Loss {
+            name: self.name(),
+            statistics: self.statistics()?,
+            finish: self.finish()?,
+            gradient: self.gradient()?,
+            operand: if self.smoothing { Some(self.operand()?) } else { None },
+        };
+        loss.verify()?;
+        Ok(loss)
+    }
+
+    /// y, and its derivative by z where that is not 1.
+    fn capped<'g>(self, g: &'g Graph) -> (Expr<'g>, Option<Expr<'g>>) {
+        let z = g.logit().mul_add(g.uniform("logit_scale"), g.column("bias"));
+        if !self.softcap {
+            return (z, None);
+        }
+        let t = (z / g.uniform("softcap")).tanh();
+        (t * g.uniform("softcap"), Some(g.constant(1.0) - t * t))
+    }
+
+    fn statistics(self) -> Result<Program, ProgramError> {
+        let g = Graph::new(&format!("{}.statistics", self.name()));
+        let (y, slope) = self.capped(&g);
+        let exists = g.column_id().less_than(g.classes());
+        if self.smoothing {
+            let weighted = exists.select(g.column("class_weight") * y, 0.0);
+            g.row_output("weighted_logits", weighted.sum());
+        }
+        let y = exists.select(y, f32::NEG_INFINITY);
+        let is_target = g.column_id().equals(g.target());
+        let rest = is_target.select(f32::NEG_INFINITY, y).exp_above(g.reference());
+        g.row_output("rest", rest.sum());
+        g.row_output("target_logit", is_target.select(y, 0.0).sum());
+        if self.argmax {
+            g.row_output("argmax", y.id_of_largest(g.column_id().float() + g.uniform("first_class")));
+            g.row_output("largest", y.largest());
+        }
+        g.store(slope.map_or(rest, |slope| rest * slope));
+        g.finish()
+    }
+
+    /// What the smoothed part of the target distribution is multiplied by W for: class weight times dy/dz.
+    fn operand(self) -> Result<Program, ProgramError> {
+        let g = Graph::new(&format!("{}.operand", self.name()));
+        g.store(self.spread(&g));
+        g.finish()
+    }
+
+    fn spread<'g>(self, g: &'g Graph) -> Expr<'g> {
+        let weight = g.column("class_weight");
+        let weight = if self.softcap { self.capped(g).1.map_or(weight, |slope| weight * slope) } else { weight };
+        g.column_id().less_than(g.classes()).select(weight, 0.0)
+    }
+
+    fn finish(self) -> Result<Program, ProgramError> {
+        let g = Graph::new(&format!("{}.finish", self.name()));
+        let softmax = Softmax::of(&g);
+        let (scale, hard) = (g.uniform("logit_scale"), g.row("hard"));
+        let mut loss = hard * softmax.cross_entropy;
+        // What p is multiplied by besides `hard`.
+        let mut soft = g.uniform("z_loss") * 2.0 * softmax.lse;
+        if self.smoothing {
+            let share = g.uniform("smoothing_share");
+            loss = loss + (g.uniform("smoothing_total") * softmax.lse - share * g.row("weighted_logits"));
+            soft = soft + g.uniform("smoothing_total");
+        }
+        loss = loss + g.uniform("z_loss") * softmax.lse * softmax.lse;
+        g.row_output("loss", softmax.dead.select(f32::NAN, loss));
+        g.row_output("lse", softmax.dead.select(f32::NEG_INFINITY, softmax.lse));
+
+        let (upstream, by_lse) = (g.row("upstream"), g.row("lse_upstream"));
+        let slope = if self.softcap {
+            let t = g.row("target_logit") / g.uniform("softcap");
+            g.constant(1.0) - t * t
+        } else {
+            g.constant(1.0)
+        };
+        let others = upstream * (hard + soft) + by_lse;
+        let at_target = upstream * (soft * softmax.p_target - hard * softmax.p_rest) + by_lse * softmax.p_target;
+        g.row_output("a_factor", softmax.dead.select(0.0, scale * others / softmax.total));
+        g.row_output("target_factor", softmax.dead.select(0.0, scale * slope * at_target));
+        let mut bound = others.magnitude() + upstream.magnitude() * hard;
+        if self.smoothing {
+            let factor = -(scale * upstream * g.uniform("smoothing_share"));
+            g.row_output("operand_factor", softmax.dead.select(0.0, factor));
+            bound = bound + upstream.magnitude() * g.uniform("smoothing_total");
+        }
+        g.row_output("bound", softmax.dead.select(0.0, bound * scale.magnitude()));
+        if self.argmax {
+            g.row_output("argmax", g.row("argmax"));
+        }
+        g.finish()
+    }
+
+    fn gradient(self) -> Result<Program, ProgramError> {
+        let g = Graph::new(&format!("{}.gradient", self.name()));
+        let at_target = g.column_id().equals(g.target()).select(g.row("target_factor"), 0.0);
+        let mut derivative = g.stored().mul_add(g.row("a_factor"), at_target);
+        if self.smoothing {
+            derivative = self.spread(&g).mul_add(g.row("operand_factor"), derivative);
+        }
+        let derivative = derivative * g.row("upstream");
+        g.store(derivative);
+        // The factors hold the logit scale; the bias is added after it.
+        g.column_gradient("bias", derivative / g.uniform("logit_scale"));
+        g.finish()
+    }
+}
+
+/// Cross-entropy without options that have kernels of their own.
 ///
 /// # Errors
-/// None for the program as it stands; the verifier's type is kept so that callers treat every loss alike.
+/// As [`CrossEntropyForm::loss`].
 pub fn cross_entropy() -> Result<Loss, ProgramError> {
-    let loss =
-        Loss { name: "cross_entropy".to_owned(), statistics: statistics()?, finish: finish()?, gradient: gradient()? };
-    loss.verify()?;
-    Ok(loss)
+    CrossEntropyForm::default().loss()
 }
 
-fn statistics() -> Result<crate::Program, ProgramError> {
-    let g = Graph::new("cross_entropy.statistics");
-    let y = g.logit().mul_add(g.uniform("logit_scale"), g.column("bias"));
-    let y = g.column_id().less_than(g.classes()).select(y, f32::NEG_INFINITY);
-    let is_target = g.column_id().equals(g.target());
-    let rest = is_target.select(f32::NEG_INFINITY, y).exp_above(g.reference());
-    g.row_output("rest", rest.sum());
-    g.row_output("target_logit", is_target.select(y, 0.0).sum());
-    g.store(rest);
-    g.finish()
+/// What the finish program of a softmax knows of a token, from the statistics `rest` and `target_logit`.
+pub struct Softmax<'g> {
+    /// Whether all logits are -inf: there is no distribution, the loss is NaN and all gradients are zero.
+    pub dead: Expr<'g>,
+    /// Sum of e^(y - reference) over all classes.
+    pub total: Expr<'g>,
+    /// Probability of the target.
+    pub p_target: Expr<'g>,
+    /// Probability of all other classes, with full relative precision.
+    pub p_rest: Expr<'g>,
+    /// lse - y_target, with full relative precision.
+    pub cross_entropy: Expr<'g>,
+    /// Logarithm of the sum of e^y.
+    pub lse: Expr<'g>,
 }
 
-fn finish() -> Result<crate::Program, ProgramError> {
-    let g = Graph::new("cross_entropy.finish");
-    let (rest, target_logit, reference) = (g.row("rest"), g.row("target_logit"), g.reference());
-    let e_target = target_logit.exp_above(reference);
-    let total = rest + e_target;
-    // Both forms are exact; each is used where it does not overflow.
-    let near = (rest / e_target).ln_1p();
-    let far = total.ln() - target_logit.above(reference);
-    let loss = e_target.less_than(rest).select(far, near);
-    // A row whose logits are all -inf has no distribution: the loss is NaN, the gradients are zero.
-    let dead = total.equals(0.0);
-    g.row_output("loss", dead.select(f32::NAN, loss));
-    let lse = e_target.less_than(rest).select(total.ln() - g.constant(0.0).above(reference), target_logit + near);
-    g.row_output("lse", dead.select(f32::NEG_INFINITY, lse));
-    let scale = g.uniform("logit_scale");
-    g.row_output("a_factor", dead.select(0.0, scale / total));
-    g.row_output("target_factor", dead.select(0.0, -(rest * scale) / total));
-    g.finish()
-}
-
-fn gradient() -> Result<crate::Program, ProgramError> {
-    let g = Graph::new("cross_entropy.gradient");
-    let at_target = g.column_id().equals(g.target()).select(g.row("target_factor"), 0.0);
-    let derivative = g.stored().mul_add(g.row("a_factor"), at_target) * g.row("upstream");
-    g.store(derivative);
-    // The factors hold the logit scale; the bias is added after it.
-    g.column_gradient("bias", derivative / g.uniform("logit_scale"));
-    g.finish()
+impl<'g> Softmax<'g> {
+    /// From the row statistics of one of the cross-entropies.
+    pub fn of(g: &'g Graph) -> Softmax<'g> {
+        let (rest, target_logit, reference) = (g.row("rest"), g.row("target_logit"), g.reference());
+        let e_target = target_logit.exp_above(reference);
+        let total = rest + e_target;
+        let unlikely = e_target.less_than(rest);
+        // Both forms are exact; each is used where it does not overflow.
+        let near = (rest / e_target).ln_1p();
+        let far = total.ln() - target_logit.above(reference);
+        let p_rest = rest / total;
+        Softmax {
+            dead: total.equals(0.0),
+            total,
+            p_target: unlikely.select(e_target / total, g.constant(1.0) - p_rest),
+            p_rest,
+            cross_entropy: unlikely.select(far, near),
+            lse: unlikely.select(total.ln() - g.constant(0.0).above(reference), target_logit + near),
+        }
+    }
 }

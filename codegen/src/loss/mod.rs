@@ -2,18 +2,21 @@
 
 mod cross_entropy;
 
-pub use cross_entropy::cross_entropy;
+pub use cross_entropy::{CrossEntropyForm, Softmax, cross_entropy};
 
 pub use crate::program::Merge;
-use crate::program::{Program, ProgramError};
+use crate::program::{Input, Op, Program, ProgramError};
+use crate::spec::KernelKind;
 use serde::Serialize;
 
 /// A per-token loss over the vocabulary, as row programs.
 ///
 /// `statistics` runs over the logits of a shard, tile by tile: its row outputs merge over tiles and ranks, its store
-/// is the operand of A += store · W. `finish` has only row values: merged statistics to results and factors.
-/// `gradient` runs over stored values (saved, or recomputed by `statistics`) and stores the derivative of the loss
-/// with respect to the raw dot product.
+/// is the operand of A += store · W. `finish` has only row values: merged statistics, and values per token that the caller
+/// gives, to results and factors. `gradient` runs over stored values (saved, or recomputed by `statistics`) and stores the
+/// derivative of the loss with respect to the raw dot product; one that also reads logits cannot use saved values.
+///
+/// dX = `a_factor` A + `target_factor` w_target + `operand_factor` A₂, where A₂ = store of `operand` · W.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Loss {
     /// Name: part of kernel names.
@@ -24,11 +27,18 @@ pub struct Loss {
     pub finish: Program,
     /// Stored values to the derivative of the loss.
     pub gradient: Program,
+    /// A second operand of a product with W, relative to no reference. If it is the same for all tokens (a column value),
+    /// the product is one row, else it costs as much as pass S does without.
+    pub operand: Option<Program>,
 }
 
-/// Row outputs that every `finish` program must have, since the runtime applies them to A and B.
-/// dX = upstream (`a_factor` A + `target_factor` w_target).
-pub const FINISH_OUTPUTS: [&str; 4] = ["loss", "lse", "a_factor", "target_factor"];
+/// Row outputs that every `finish` program must have: results, factors of A and B, and a bound on the derivative of the
+/// loss by a dot product, for targets that have to scale it into the range of f16. Factors and bound hold the upstream
+/// gradient that is known before pass S; what is known later is the row input `upstream` of `gradient`.
+pub const FINISH_OUTPUTS: [&str; 5] = ["loss", "lse", "a_factor", "target_factor", "bound"];
+
+/// Row output that the `finish` program of a loss with an `operand` must have beside [`FINISH_OUTPUTS`].
+pub const OPERAND_FACTOR: &str = "operand_factor";
 
 impl Loss {
     /// Row statistics in order, each with its rule of merging.
@@ -54,17 +64,45 @@ impl Loss {
         if let Some(name) = FINISH_OUTPUTS.iter().find(|name| !finished.contains(name)) {
             return missing(format!("the finish program has no row output {name:?}"));
         }
-        let known: Vec<String> = self.statistics_rules().into_iter().map(|(name, _)| name).collect();
-        if let Some(name) = self.finish.row_inputs().into_iter().find(|name| !known.iter().any(|k| k == name)) {
-            return missing(format!("the finish program reads {name:?}, which is no row statistic"));
-        }
-        let rows = [FINISH_OUTPUTS.as_slice(), &["upstream"]].concat();
+        let rows = [finished.as_slice(), &["upstream"]].concat();
         if let Some(name) = self.gradient.row_inputs().into_iter().find(|name| !rows.contains(name)) {
             return missing(format!("the gradient program reads {name:?}; it can read {rows:?}"));
         }
-        if !self.statistics.row_inputs().is_empty() {
-            return missing("the statistics program reads row inputs".to_owned());
+        if let Some(operand) = &self.operand {
+            if operand.store().is_none() || operand.referenced(0).is_some() || operand.outputs().len() > 1 {
+                return missing(
+                    "the operand program must store a value, relative to no reference, and nothing else".to_owned(),
+                );
+            }
+            if !finished.contains(&OPERAND_FACTOR) {
+                return missing(format!("the finish program has no row output {OPERAND_FACTOR:?}"));
+            }
+        }
+        for program in std::iter::once(&self.statistics).chain(&self.operand) {
+            if !program.row_inputs().is_empty() {
+                return missing(format!("program {} reads row inputs", program.name()));
+            }
         }
         Ok(())
+    }
+
+    /// Whether there is a kernel of this kind for the loss.
+    pub fn has(&self, kernel: KernelKind) -> bool {
+        match kernel {
+            KernelKind::LogitsOperand => self.operand.is_some(),
+            KernelKind::WeightGradSaved | KernelKind::SavedGradient => self.can_save(),
+            _ => true,
+        }
+    }
+
+    /// Whether pass T can run from saved values.
+    pub fn can_save(&self) -> bool {
+        !self.gradient.ops().contains(&Op::Input(Input::Logit(0)))
+    }
+
+    /// Whether the second operand is the same for all tokens; false if there is none.
+    pub fn shares_operand(&self) -> bool {
+        let shape = |p: &Program| p.store().map(|v| p.ty(v).shape);
+        self.operand.as_ref().is_some_and(|p| shape(p) == Some(crate::program::Shape::Column))
     }
 }

@@ -51,6 +51,7 @@ impl Lowering for Cuda {
             Op::Unary(Unary::Ln, _) => call("logf"),
             Op::Unary(Unary::Ln1p, _) => call("log1pf"),
             Op::Unary(Unary::Tanh, _) => call("tanhf"),
+            Op::Unary(Unary::Float, _) => call("(float)"),
             Op::Binary(Binary::Add, ..) => infix("+"),
             Op::Binary(Binary::Sub, ..) => infix("-"),
             Op::Binary(Binary::Mul, ..) => infix("*"),
@@ -67,7 +68,7 @@ impl Lowering for Cuda {
             Op::Compare(Compare::Eq, ..) => infix("=="),
             Op::Compare(Compare::Lt, ..) => infix("<"),
             Op::Select(..) => format!("{} ? {} : {}", text(0), text(1), text(2)),
-            Op::Input(_) | Op::Const(_) | Op::Reduce(..) => return None,
+            Op::Input(_) | Op::Const(_) | Op::Reduce(..) | Op::ArgMax(..) => return None,
         })
     }
 

@@ -60,7 +60,7 @@ pub struct Fragment {
     pub results: Vec<String>,
 }
 
-/// Computes `wanted` values, each broadcast to a shape. A value that is a reduction stands for its operand: the
+/// Computes `wanted` values, each broadcast to a shape. A value that is a reduction stands for its (first) operand: the
 /// template reduces.
 ///
 /// # Errors
@@ -71,7 +71,10 @@ pub fn lower(
     prefix: &str,
     wanted: &[(ValueId, Shape)],
 ) -> Result<Fragment, Error> {
-    let strip = |v: ValueId| if let Op::Reduce(_, operand) = *program.op(v) { operand } else { v };
+    let strip = |v: ValueId| match *program.op(v) {
+        Op::Reduce(_, operand) | Op::ArgMax(operand, _) => operand,
+        _ => v,
+    };
     let mut needed = vec![false; program.ops().len()];
     for (value, _) in wanted {
         needed[strip(*value).index()] = true;

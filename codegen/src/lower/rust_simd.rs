@@ -52,6 +52,7 @@ impl Lowering for RustSimd {
             (Op::Unary(Unary::Ln, _), _) => "ln",
             (Op::Unary(Unary::Ln1p, _), _) => "ln_1p",
             (Op::Unary(Unary::Tanh, _), _) => "tanh",
+            (Op::Unary(Unary::Float, _), _) => "float",
             (Op::Binary(Binary::Add, ..), _) => "add",
             (Op::Binary(Binary::Sub, ..), _) => "sub",
             (Op::Binary(Binary::Mul, ..), _) => "mul",
@@ -70,7 +71,7 @@ impl Lowering for RustSimd {
                 return Some(format!("if {} {{ {} }} else {{ {} }}", operands[0].text, text[1], text[2]));
             }
             (Op::Select(..), _) => "select",
-            (Op::Input(_) | Op::Const(_) | Op::Reduce(..), _) => return None,
+            (Op::Input(_) | Op::Const(_) | Op::Reduce(..) | Op::ArgMax(..), _) => return None,
         };
         // Scalar forms live beside the vector forms under the module `scalar_ops` of each prelude.
         let module = if is_vector(ty.shape) { "" } else { "scalar_ops::" };

@@ -229,6 +229,16 @@ impl<'g> Expr<'g> {
         self.unary(Unary::Tanh)
     }
 
+    /// An i32 as f32.
+    pub fn float(self) -> Expr<'g> {
+        self.unary(Unary::Float)
+    }
+
+    /// Absolute value.
+    pub fn magnitude(self) -> Expr<'g> {
+        self.max(-self)
+    }
+
     /// The larger of both.
     pub fn max(self, other: impl Operand<'g>) -> Expr<'g> {
         self.binary(Binary::Max, other)
@@ -279,6 +289,11 @@ impl<'g> Expr<'g> {
     /// Sum over the columns of the row.
     pub fn sum(self) -> Expr<'g> {
         self.graph.push(Op::Reduce(Reduce::Sum, self.id))
+    }
+
+    /// `id` at the column where self is largest, see [`Op::ArgMax`].
+    pub fn id_of_largest(self, id: Expr<'g>) -> Expr<'g> {
+        self.graph.push(Op::ArgMax(self.id, id.id))
     }
 
     /// Maximum over the columns of the row.

@@ -46,6 +46,7 @@ impl fmt::Display for Program {
                 Op::Compare(op, ..) => word(op),
                 Op::Select(..) => "select".to_owned(),
                 Op::Reduce(op, _) => format!("row_{}", word(op)),
+                Op::ArgMax(..) => "row_argmax".to_owned(),
             };
             let operands: String = op.operands().iter().map(|v| format!(" {v}")).collect();
             writeln!(f, "  %{index}: {} {} = {text}{operands}", word(ty.shape), word(ty.kind))?;

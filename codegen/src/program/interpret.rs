@@ -190,6 +190,8 @@ impl<'a> Values<'a> {
                     Unary::Ln => a.ln(),
                     Unary::Ln1p => a.ln_1p(),
                     Unary::Tanh => a.tanh(),
+                    // An id is exact in f64.
+                    Unary::Float => a,
                 }
             }
             Op::Binary(op, a, b) => {
@@ -221,6 +223,14 @@ impl<'a> Values<'a> {
                     Reduce::Sum => columns.sum(),
                     Reduce::Max => columns.fold(f64::NEG_INFINITY, larger),
                 }
+            }
+            Op::ArgMax(key, id) => {
+                let at = |v: super::ValueId, c| self.get(program, v.index(), row, c);
+                let best = (0..tile.columns).fold((f64::NEG_INFINITY, -1.0), |best, c| {
+                    let key = at(*key, c);
+                    if key > best.0 { (key, at(*id, c)) } else { best }
+                });
+                best.1
             }
         }
     }

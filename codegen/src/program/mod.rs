@@ -121,7 +121,7 @@ impl Input {
     }
 }
 
-/// Elementwise functions of one f32.
+/// Elementwise functions of one value, f32 but for [`Unary::Float`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum Unary {
     /// -a
@@ -134,6 +134,8 @@ pub enum Unary {
     Ln1p,
     /// Hyperbolic tangent.
     Tanh,
+    /// An i32 as f32.
+    Float,
 }
 
 /// Elementwise functions of two f32.
@@ -175,6 +177,11 @@ pub enum Reduce {
     Max,
 }
 
+/// Whether an operation runs over the columns of a row.
+fn reduces(op: &Op) -> bool {
+    matches!(op, Op::Reduce(..) | Op::ArgMax(..))
+}
+
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Op {
@@ -194,6 +201,9 @@ pub enum Op {
     Select(ValueId, ValueId, ValueId),
     /// Reduction over columns.
     Reduce(Reduce, ValueId),
+    /// The second at the column where the first is largest, at the first such column; -1 if none exceeds -inf. A reduction
+    /// over columns.
+    ArgMax(ValueId, ValueId),
 }
 
 impl Op {
@@ -202,7 +212,7 @@ impl Op {
         match *self {
             Op::Input(_) | Op::Const(_) => vec![],
             Op::Unary(_, a) | Op::Reduce(_, a) => vec![a],
-            Op::Binary(_, a, b) | Op::Compare(_, a, b) => vec![a, b],
+            Op::Binary(_, a, b) | Op::Compare(_, a, b) | Op::ArgMax(a, b) => vec![a, b],
             Op::MulAdd(a, b, c) | Op::Select(a, b, c) => vec![a, b, c],
         }
     }

@@ -13,6 +13,8 @@ pub enum Merge {
     Sum,
     /// Maximum.
     Max,
+    /// The value that belongs to the larger of the maxima that are the next statistic.
+    ArgMax,
     /// Sum of values relative to a reference: when that rises by d, the sum is multiplied by 2^-d.
     ScaledSum {
         /// The reference.
@@ -28,6 +30,17 @@ pub enum Merge {
         /// How often each reference is added to a distance.
         shifts: [i8; DISTRIBUTIONS],
     },
+}
+
+impl Merge {
+    /// The statistic of a row that has seen no logit.
+    pub fn identity(self) -> f32 {
+        match self {
+            Merge::Sum | Merge::ScaledSum { .. } | Merge::Moment { .. } => 0.0,
+            Merge::Max => f32::NEG_INFINITY,
+            Merge::ArgMax => -1.0,
+        }
+    }
 }
 
 /// What becomes of a value when references rise by d_k.
@@ -135,6 +148,7 @@ pub(super) fn rules(ops: &[Op], outputs: &[Output]) -> Vec<(String, Merge)> {
         |weight: ValueId| rows.iter().position(|(_, v)| ops[v.index()] == Op::Reduce(Reduce::Sum, weight)).unwrap_or(0);
     let rule = |value: ValueId| match (&ops[value.index()], movements[value.index()]) {
         (Op::Reduce(Reduce::Max, _), _) => Merge::Max,
+        (Op::ArgMax(..), _) => Merge::ArgMax,
         (_, Scaled(reference)) => Merge::ScaledSum { reference },
         (_, Moment { reference, weight, shifts }) => Merge::Moment { reference, sum: sum_of(weight), shifts },
         _ => Merge::Sum,

@@ -1,7 +1,7 @@
 //! The rules of row programs.
 
 use super::movement::{Movement, movements};
-use super::{Binary, DISTRIBUTIONS, Input, Kind, Op, Output, Reduce, Shape, Type, ValueId};
+use super::{Binary, DISTRIBUTIONS, Input, Kind, Op, Output, Reduce, Shape, Type, Unary, ValueId, reduces};
 
 /// A broken rule. `value` is printed as in the text form of the program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,7 +86,7 @@ pub(super) fn verify(ops: &[Op], outputs: &[Output]) -> Result<Vec<Type>, Progra
             if operand.index() >= value {
                 return Err(ProgramError::Undefined { value, operand: operand.index() });
             }
-            if matches!(ops[operand.index()], Op::Reduce(..)) {
+            if reduces(&ops[operand.index()]) {
                 return Err(ProgramError::ReductionUsed { value, operand: operand.index() });
             }
         }
@@ -105,6 +105,12 @@ fn infer(value: usize, op: &Op, types: &[Type]) -> Result<Type, ProgramError> {
     let kind = match op {
         Op::Input(input) => return Ok(input.ty()),
         Op::Const(_) => Kind::F32,
+        Op::Unary(Unary::Float, _) => {
+            if kinds != [Kind::I32] {
+                return Err(kind_error("i32"));
+            }
+            Kind::F32
+        }
         Op::Unary(..) | Op::Binary(..) | Op::MulAdd(..) => {
             if kinds.iter().any(|k| *k != Kind::F32) {
                 return Err(kind_error("f32"));
@@ -123,8 +129,8 @@ fn infer(value: usize, op: &Op, types: &[Type]) -> Result<Type, ProgramError> {
             }
             Kind::F32
         }
-        Op::Reduce(..) => {
-            if kinds != [Kind::F32] {
+        Op::Reduce(..) | Op::ArgMax(..) => {
+            if kinds.iter().any(|k| *k != Kind::F32) {
                 return Err(kind_error("f32"));
             }
             if !matches!(shape, Shape::Element | Shape::Column) {
@@ -223,11 +229,13 @@ fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), P
         };
         let (name, expected, right) = match output {
             Output::Row(name, _) => {
-                let reduction = matches!(ops[index], Op::Reduce(..));
+                let reduction = reduces(&ops[index]);
                 let right = found.shape == Shape::Row && (reduction || !has_elements(types));
                 (name.as_str(), "a reduction over columns, or a row value in a program without elements", right)
             }
-            Output::Store(_) => ("store", "an f32 element", found.shape == Shape::Element),
+            Output::Store(_) => {
+                ("store", "an f32 element or column value", matches!(found.shape, Shape::Element | Shape::Column))
+            }
             Output::ColumnGradient(name, _) | Output::Selected(name, _) => {
                 (name.as_str(), "an f32 element", found.shape == Shape::Element)
             }
@@ -249,5 +257,24 @@ fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), P
     if outputs.is_empty() {
         return Err(ProgramError::Outputs("the program has no output".to_owned()));
     }
+    check_positions(ops, outputs)?;
     check_movement(ops, outputs, types)
+}
+
+// Positions merge by the values that they are positions of.
+fn check_positions(ops: &[Op], outputs: &[Output]) -> Result<(), ProgramError> {
+    let rows: Vec<(&str, &Op)> = outputs
+        .iter()
+        .filter_map(|o| if let Output::Row(name, v) = o { Some((name.as_str(), &ops[v.index()])) } else { None })
+        .collect();
+    for (index, (name, op)) in rows.iter().enumerate() {
+        if let Op::ArgMax(key, _) = op
+            && rows.get(index + 1).is_none_or(|(_, next)| **next != Op::Reduce(Reduce::Max, *key))
+        {
+            return Err(ProgramError::Outputs(format!(
+                "{name:?} is a position of a maximum; expected that maximum as the next output"
+            )));
+        }
+    }
+    Ok(())
 }

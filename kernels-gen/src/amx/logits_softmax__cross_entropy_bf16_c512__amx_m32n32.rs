@@ -121,8 +121,8 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, row: usize, logits: *const
             let w9 = load_i32(inputs.targets.add(token));
             let w12 = reference;
             // The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-            let mut part1 = splat(0.0);
-            let mut part2 = splat(0.0);
+            let mut part1 = splat(0.0f32);
+            let mut part2 = splat(0.0f32);
             for i in (0..PANEL).step_by(2) {
                 // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
                 let e0 = if i + 0 < rows {
@@ -291,6 +291,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

@@ -111,9 +111,9 @@ unsafe fn derivative(
                 if i + 0 < rows {
                     let i = i + 0;
                     let column = (args.first_column + row + i) as i32;
+                    let logit = load(from.add(i * PANEL + lane));
                     let stored = {
                         let inputs = statistics_inputs;
-                        let logit = load(from.add(i * PANEL + lane));
                         let s2 = inputs.column(0, column);
                         let s4 = column;
                         let s6 = scalar_ops::lt_i32(s4, s5);
@@ -123,7 +123,7 @@ unsafe fn derivative(
                         let s10 = eq_i32(splat_i32(s4), s9);
                         let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
                         let s13 = exp_above(s11, s12);
-                        let _ = (inputs, logit);
+                        let _ = inputs;
                         s13
                     };
                     let g0 = column;
@@ -133,6 +133,7 @@ unsafe fn derivative(
                     let g8 = mul_add(g6, g7, g5);
                     let g10 = mul(g8, g9);
                     let g12 = div(g10, splat(g11));
+                    let _ = (stored, logit);
                     store_rounded(q.add(i * PANEL + lane), g10);
                     if !sums.is_null() {
                         let sum = sums.add((row + i) * LANES);
@@ -142,9 +143,9 @@ unsafe fn derivative(
                 if i + 1 < rows {
                     let i = i + 1;
                     let column = (args.first_column + row + i) as i32;
+                    let logit = load(from.add(i * PANEL + lane));
                     let stored = {
                         let inputs = statistics_inputs;
-                        let logit = load(from.add(i * PANEL + lane));
                         let s2 = inputs.column(0, column);
                         let s4 = column;
                         let s6 = scalar_ops::lt_i32(s4, s5);
@@ -154,7 +155,7 @@ unsafe fn derivative(
                         let s10 = eq_i32(splat_i32(s4), s9);
                         let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
                         let s13 = exp_above(s11, s12);
-                        let _ = (inputs, logit);
+                        let _ = inputs;
                         s13
                     };
                     let g0 = column;
@@ -164,6 +165,7 @@ unsafe fn derivative(
                     let g8 = mul_add(g6, g7, g5);
                     let g10 = mul(g8, g9);
                     let g12 = div(g10, splat(g11));
+                    let _ = (stored, logit);
                     store_rounded(q.add(i * PANEL + lane), g10);
                     if !sums.is_null() {
                         let sum = sums.add((row + i) * LANES);
@@ -248,6 +250,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

@@ -101,6 +101,7 @@ unsafe fn derivative(
                     let g8 = mul_add(g6, g7, g5);
                     let g10 = mul(g8, g9);
                     let g12 = div(g10, splat(g11));
+                    let _ = stored;
                     store_rounded(q.add(i * PANEL + lane), g10);
                     if !sums.is_null() {
                         let sum = sums.add((row + i) * LANES);
@@ -118,6 +119,7 @@ unsafe fn derivative(
                     let g8 = mul_add(g6, g7, g5);
                     let g10 = mul(g8, g9);
                     let g12 = div(g10, splat(g11));
+                    let _ = stored;
                     store_rounded(q.add(i * PANEL + lane), g10);
                     if !sums.is_null() {
                         let sum = sums.add((row + i) * LANES);
@@ -202,6 +204,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

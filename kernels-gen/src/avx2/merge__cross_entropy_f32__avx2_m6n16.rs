@@ -44,6 +44,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -12,6 +12,7 @@ pub type M = __m256;
 #[inline] #[target_feature(enable = "avx2,fma,f16c")] pub unsafe fn load(p: *const f32) -> V { unsafe { _mm256_loadu_ps(p) } }
 #[inline] #[target_feature(enable = "avx2,fma,f16c")] pub unsafe fn store(p: *mut f32, a: V) { unsafe { _mm256_storeu_ps(p, a) } }
 #[inline] #[target_feature(enable = "avx2,fma,f16c")] pub unsafe fn load_i32(p: *const i32) -> VI { unsafe { _mm256_loadu_si256(p.cast()) } }
+#[inline] #[target_feature(enable = "avx2,fma,f16c")] pub fn float(a: VI) -> V { _mm256_cvtepi32_ps(a) }
 #[inline] #[target_feature(enable = "avx2,fma,f16c")] pub fn neg(a: V) -> V { _mm256_xor_ps(splat(-0.0), a) }
 #[inline] #[target_feature(enable = "avx2,fma,f16c")] pub fn add(a: V, b: V) -> V { _mm256_add_ps(a, b) }
 #[inline] #[target_feature(enable = "avx2,fma,f16c")] pub fn sub(a: V, b: V) -> V { _mm256_sub_ps(a, b) }
@@ -131,6 +132,7 @@ pub mod scalar_ops {
     #[inline] pub fn ln(a: f32) -> f32 { a.ln() }
     #[inline] pub fn ln_1p(a: f32) -> f32 { a.ln_1p() }
     #[inline] pub fn tanh(a: f32) -> f32 { a.tanh() }
+    #[inline] pub fn float(a: i32) -> f32 { a as f32 }
     #[inline] pub fn add(a: f32, b: f32) -> f32 { a + b }
     #[inline] pub fn sub(a: f32, b: f32) -> f32 { a - b }
     #[inline] pub fn mul(a: f32, b: f32) -> f32 { a * b }

@@ -42,6 +42,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "softcap",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "softcap"],

@@ -5,14 +5,19 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Results and factors of some tokens, and dX = upstream (a_factor A + target_factor w_target).
+/// Results and factors of some tokens, and dX = a_factor A + target_factor w_target.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn kernel(args: &Finish) {
     let inputs = args.inputs;
     // SAFETY: the caller states the extents of all buffers; this call owns its tokens of the outputs and of dX.
     unsafe {
         let output = |index: usize, token: usize| (*args.outputs.add(index)).add(token);
-        let f22 = inputs.uniform(0);
+        let f23 = inputs.uniform(0);
+        let f26 = inputs.uniform(1);
+        let f28 = scalar_ops::mul(f26, 2.0f32);
+        let f51 = scalar_ops::mul(f23, 1.0f32);
+        let f60 = scalar_ops::neg(f23);
+        let f61 = scalar_ops::maximum(f23, f60);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -20,39 +25,67 @@ unsafe fn kernel(args: &Finish) {
             let f2 = reference;
             let f3 = exp_above(f1, f2);
             let f4 = add(f0, f3);
-            let f5 = div(f0, f3);
-            let f6 = ln_1p(f5);
-            let f7 = ln(f4);
-            let f8 = above(f1, f2);
-            let f9 = sub(f7, f8);
-            let f10 = lt(f3, f0);
-            let f11 = select(f10, f9, f6);
+            let f5 = lt(f3, f0);
+            let f6 = div(f0, f3);
+            let f7 = ln_1p(f6);
+            let f8 = ln(f4);
+            let f9 = above(f1, f2);
+            let f10 = sub(f8, f9);
+            let f11 = div(f0, f4);
             let f13 = eq(f4, splat(0.0f32));
-            let f15 = select(f13, splat(f32::NAN), f11);
-            let f16 = above(splat(0.0f32), f2);
-            let f17 = sub(f7, f16);
-            let f18 = add(f1, f6);
-            let f19 = select(f10, f17, f18);
-            let f21 = select(f13, splat(f32::NEG_INFINITY), f19);
-            let f23 = div(splat(f22), f4);
-            let f24 = select(f13, splat(0.0f32), f23);
-            let f25 = mul(f0, splat(f22));
-            let f26 = neg(f25);
-            let f27 = div(f26, f4);
-            let f28 = select(f13, splat(0.0f32), f27);
-            store(output(0, token), f15);
-            store(output(1, token), f21);
-            store(output(2, token), f24);
-            store(output(3, token), f28);
+            let f14 = div(f3, f4);
+            let f16 = sub(splat(1.0f32), f11);
+            let f17 = select(f5, f14, f16);
+            let f18 = select(f5, f10, f7);
+            let f19 = above(splat(0.0f32), f2);
+            let f20 = sub(f8, f19);
+            let f21 = add(f1, f7);
+            let f22 = select(f5, f20, f21);
+            let f24 = load(inputs.row(2, token));
+            let f25 = mul(f24, f18);
+            let f29 = mul(splat(f28), f22);
+            let f30 = mul(splat(f26), f22);
+            let f31 = mul(f30, f22);
+            let f32 = add(f25, f31);
+            let f34 = select(f13, splat(f32::NAN), f32);
+            let f36 = select(f13, splat(f32::NEG_INFINITY), f22);
+            let f37 = load(inputs.row(3, token));
+            let f38 = load(inputs.row(4, token));
+            let f39 = add(f24, f29);
+            let f40 = mul(f37, f39);
+            let f41 = add(f40, f38);
+            let f42 = mul(f29, f17);
+            let f43 = mul(f24, f11);
+            let f44 = sub(f42, f43);
+            let f45 = mul(f37, f44);
+            let f46 = mul(f38, f17);
+            let f47 = add(f45, f46);
+            let f48 = mul(splat(f23), f41);
+            let f49 = div(f48, f4);
+            let f50 = select(f13, splat(0.0f32), f49);
+            let f52 = mul(splat(f51), f47);
+            let f53 = select(f13, splat(0.0f32), f52);
+            let f54 = neg(f41);
+            let f55 = maximum(f41, f54);
+            let f56 = neg(f37);
+            let f57 = maximum(f37, f56);
+            let f58 = mul(f57, f24);
+            let f59 = add(f55, f58);
+            let f62 = mul(f59, splat(f61));
+            let f63 = select(f13, splat(0.0f32), f62);
+            store(output(0, token), f34);
+            store(output(1, token), f36);
+            store(output(2, token), f50);
+            store(output(3, token), f53);
+            store(output(4, token), f63);
             let _ = reference;
         }
         if args.a.is_null() {
             return;
         }
         for token in args.first..args.end {
-            let upstream = *args.upstream.add(token);
-            let a_factor = *output(2, token) * upstream;
-            let target_factor = *output(3, token) * upstream;
+            let a_factor = *output(2, token);
+            let target_factor = *output(3, token);
             let a = args.a.add(token * args.a_stride);
             let dx = args.dx.add(*args.rows.add(token) as usize * args.dx_stride);
             let row = (*args.target_rows.add(token)).cast::<f32>();
@@ -74,12 +107,13 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["logit_scale"],
-        rows: &["rest", "target_logit"],
+        uniforms: &["logit_scale", "z_loss"],
+        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream"],
         columns: &[],
-        outputs: &["loss", "lse", "a_factor", "target_factor"],
+        outputs: &["loss", "lse", "a_factor", "target_factor", "bound"],
         column_gradients: &[],
     },
     geometry: GEOMETRY,

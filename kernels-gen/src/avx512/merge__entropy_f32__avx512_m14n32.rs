@@ -50,6 +50,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["total", "moment"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

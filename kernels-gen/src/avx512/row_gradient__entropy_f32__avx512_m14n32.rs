@@ -65,6 +65,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["inverse_softcap", "logit_scale"],

@@ -52,8 +52,8 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
         let w0 = reference;
         // Partial results of 64 columns keep the rounding error of long sums small.
         for start in (0..place.columns).step_by(64) {
-            let mut part1 = splat(0.0);
-            let mut part2 = splat(0.0);
+            let mut part1 = splat(0.0f32);
+            let mut part2 = splat(0.0f32);
             for i in start..place.columns.min(start + 64) {
                 let column = (place.first_column + i) as i32;
                 let logit = load(tile.add(i * PANEL));
@@ -83,6 +83,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["total", "moment"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

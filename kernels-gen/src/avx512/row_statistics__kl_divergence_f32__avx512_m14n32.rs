@@ -71,9 +71,9 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
         let w6 = reference_1;
         // Partial results of 64 columns keep the rounding error of long sums small.
         for start in (0..place.columns).step_by(64) {
-            let mut part1 = splat(0.0);
-            let mut part2 = splat(0.0);
-            let mut part3 = splat(0.0);
+            let mut part1 = splat(0.0f32);
+            let mut part2 = splat(0.0f32);
+            let mut part3 = splat(0.0f32);
             let mut part4 = splat(f32::NEG_INFINITY);
             for i in start..place.columns.min(start + 64) {
                 let column = (place.first_column + i) as i32;
@@ -120,6 +120,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "kl_divergence",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["p_total", "q_total", "moment", "outside"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

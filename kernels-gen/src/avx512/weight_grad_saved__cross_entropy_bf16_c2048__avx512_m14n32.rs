@@ -84,6 +84,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut f32, column_sums: 
                 let g8 = mul_add(g6, g7, g5);
                 let g10 = mul(g8, g9);
                 let g12 = div(g10, splat(g11));
+                let _ = stored;
                 store(q.add(row * PANEL + lane), g10);
                 if !column_sums.is_null() {
                     let sum = column_sums.add(row * LANES);
@@ -105,6 +106,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

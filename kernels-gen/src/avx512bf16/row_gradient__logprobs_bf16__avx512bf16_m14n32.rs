@@ -104,6 +104,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "logprobs",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["inverse_softcap", "logit_scale"],

@@ -61,6 +61,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "kl_divergence",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["p_total", "q_total", "moment", "outside"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

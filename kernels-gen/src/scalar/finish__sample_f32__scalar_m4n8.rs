@@ -43,6 +43,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "sample",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["total"],
+        identities: &[0.0f32],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

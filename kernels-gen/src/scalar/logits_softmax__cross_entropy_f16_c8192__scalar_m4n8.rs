@@ -102,8 +102,8 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             let mut total2 = load(state(2, token));
             // Partial results of 64 columns keep the rounding error of long sums small.
             for start in (0..args.columns).step_by(64) {
-                let mut part1 = splat(0.0);
-                let mut part2 = splat(0.0);
+                let mut part1 = splat(0.0f32);
+                let mut part2 = splat(0.0f32);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
@@ -185,6 +185,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

@@ -11,6 +11,7 @@ pub type M = [bool; 8];
 #[inline] pub unsafe fn load(p: *const f32) -> V { unsafe { p.cast::<V>().read_unaligned() } }
 #[inline] pub unsafe fn store(p: *mut f32, a: V) { unsafe { p.cast::<V>().write_unaligned(a) } }
 #[inline] pub unsafe fn load_i32(p: *const i32) -> VI { unsafe { p.cast::<VI>().read_unaligned() } }
+#[inline] pub fn float(a: VI) -> V { a.map(|a| a as f32) }
 #[inline] pub fn neg(a: V) -> V { a.map(|a| -a) }
 #[inline] pub fn add(a: V, b: V) -> V { zip(a, b, |a, b| a + b) }
 #[inline] pub fn sub(a: V, b: V) -> V { zip(a, b, |a, b| a - b) }
@@ -122,6 +123,7 @@ pub mod scalar_ops {
     #[inline] pub fn ln(a: f32) -> f32 { a.ln() }
     #[inline] pub fn ln_1p(a: f32) -> f32 { a.ln_1p() }
     #[inline] pub fn tanh(a: f32) -> f32 { a.tanh() }
+    #[inline] pub fn float(a: i32) -> f32 { a as f32 }
     #[inline] pub fn add(a: f32, b: f32) -> f32 { a + b }
     #[inline] pub fn sub(a: f32, b: f32) -> f32 { a - b }
     #[inline] pub fn mul(a: f32, b: f32) -> f32 { a * b }

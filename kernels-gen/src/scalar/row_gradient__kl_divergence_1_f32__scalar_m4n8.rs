@@ -67,6 +67,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "kl_divergence_1",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
+        identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["inverse_softcap", "logit_scale"],

@@ -46,7 +46,7 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
         let mut threshold = threshold(&args.top, token);
         // Partial results of 64 columns keep the rounding error of long sums small.
         for start in (0..place.columns).step_by(64) {
-            let mut part1 = splat(0.0);
+            let mut part1 = splat(0.0f32);
             for i in start..place.columns.min(start + 64) {
                 let column = (place.first_column + i) as i32;
                 let logit = load(tile.add(i * PANEL));
@@ -110,6 +110,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "top_k",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["total"],
+        identities: &[0.0f32],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -96,9 +96,9 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
             let g9 = load(inputs.row(2, token));
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
+                let logit = load(from.add(row * PANEL + lane));
                 let stored = {
                     let inputs = statistics_inputs;
-                    let logit = load(from.add(row * PANEL + lane));
                     let s2 = inputs.column(0, column);
                     let s4 = column;
                     let s6 = scalar_ops::lt_i32(s4, s5);
@@ -108,7 +108,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                     let s10 = eq_i32(splat_i32(s4), s9);
                     let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
                     let s13 = exp_above(s11, s12);
-                    let _ = (inputs, logit);
+                    let _ = inputs;
                     s13
                 };
                 let g0 = column;
@@ -118,6 +118,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                 let g8 = mul_add(g6, g7, g5);
                 let g10 = mul(g8, g9);
                 let g12 = div(g10, splat(g11));
+                let _ = (stored, logit);
                 store(q.add(row * PANEL + lane), g10);
                 if !column_sums.is_null() {
                     let sum = column_sums.add(row * LANES);
@@ -139,6 +140,7 @@ pub const KERNEL: Kernel = Kernel {
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
+        identities: &[0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

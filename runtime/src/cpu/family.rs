@@ -34,6 +34,12 @@ pub struct Family {
     names: Vec<&'static str>,
 }
 
+/// The target whose kernels a dtype uses: targets of bf16 use the f32 vectors of the same processor for the others.
+pub(super) fn target(cpu: &Cpu, dtype: Dtype) -> Target {
+    let only_bf16 = Target::BF16.contains(&cpu.target());
+    if only_bf16 && dtype != Dtype::Bf16 { Target::Avx512 } else { cpu.target() }
+}
+
 struct Lookup<'a> {
     cpu: &'a Cpu,
     target: Target,
@@ -102,9 +108,7 @@ impl Family {
                 message: format!("expected a power of two from 512 to 65536, got {chunk}"),
             })?,
         };
-        // Other dtypes use the f32 vectors of the same processor.
-        let only_bf16 = Target::BF16.contains(&cpu.target());
-        let target = if only_bf16 && dtype != Dtype::Bf16 { Target::Avx512 } else { cpu.target() };
+        let target = target(cpu, dtype);
         let mut lookup = Lookup { cpu, target, dtype, chunk, names: vec![] };
         let softmax_kernel = lookup.find("logits_softmax")?;
         let Entry::LogitsSoftmax(logits_softmax) = softmax_kernel.entry else {

@@ -6,6 +6,7 @@ mod passes;
 mod rows;
 mod s_pass;
 mod t_pass;
+mod tables;
 
 use crate::{Error, Result};
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use super::driver::{Argument, Driver};
 use crate::{Matrix, Result};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes that go to the device at a time when rows have to be laid out anew.
@@ -44,14 +45,23 @@ impl Buffer {
 
     /// A copy of a matrix whose rows are `width` elements apart, with zeros between them.
     pub(super) fn matrix(driver: &Arc<dyn Driver>, matrix: Matrix<'_>, width: usize) -> Result<Buffer> {
-        let row_bytes = width * matrix.dtype().size();
-        let buffer = Buffer::new(driver, matrix.rows() * row_bytes)?;
+        Buffer::rows(driver, matrix.rows(), width * matrix.dtype().size(), |row| matrix.row_bytes(row))
+    }
+
+    /// A copy of rows that are no longer than `row_bytes`, which they are apart, with zeros between them.
+    pub(super) fn rows<'a>(
+        driver: &Arc<dyn Driver>,
+        rows: usize,
+        row_bytes: usize,
+        row: impl Fn(usize) -> &'a [u8],
+    ) -> Result<Buffer> {
+        let buffer = Buffer::new(driver, rows * row_bytes)?;
         let rows_at_once = (STAGING / row_bytes.max(1)).max(1);
-        let mut staging = vec![0u8; rows_at_once.min(matrix.rows()) * row_bytes];
-        for first in (0..matrix.rows()).step_by(rows_at_once) {
-            let count = rows_at_once.min(matrix.rows() - first);
-            for (row, to) in (first..first + count).zip(staging.chunks_mut(row_bytes)) {
-                let from = matrix.row_bytes(row);
+        let mut staging = vec![0u8; rows_at_once.min(rows) * row_bytes];
+        for first in (0..rows).step_by(rows_at_once) {
+            let count = rows_at_once.min(rows - first);
+            for (index, to) in (first..first + count).zip(staging.chunks_mut(row_bytes)) {
+                let from = row(index);
                 to[..from.len()].copy_from_slice(from);
             }
             driver.upload(buffer.address + (first * row_bytes) as u64, &staging[..count * row_bytes])?;
@@ -81,19 +91,33 @@ impl Buffer {
 
     /// Values from a byte on; waits for them.
     pub(super) fn floats(&self, byte: usize, count: usize) -> Result<Vec<f32>> {
-        let mut values = vec![0.0f32; count];
+        self.values(byte, count)
+    }
+
+    fn values<T: bytemuck::Pod>(&self, byte: usize, count: usize) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); count];
         if count > 0 {
             self.driver.download(self.at(byte), bytemuck::cast_slice_mut(&mut values))?;
         }
         Ok(values)
     }
 
-    /// Hands out rows of `width` floats in order, some at a time; waits for them.
-    pub(super) fn each_row(&self, rows: usize, width: usize, mut take: impl FnMut(usize, &[f32])) -> Result<()> {
-        let rows_at_once = (STAGING / (4 * width).max(1)).max(1);
-        for first in (0..rows).step_by(rows_at_once) {
-            let count = rows_at_once.min(rows - first);
-            let values = self.floats(first * width * 4, count * width)?;
+    /// Hands out the first rows of `width` floats in order, some at a time; waits for them.
+    pub(super) fn each_row(&self, rows: usize, width: usize, take: impl FnMut(usize, &[f32])) -> Result<()> {
+        self.each_row_of(0..rows, width, take)
+    }
+
+    /// Hands out rows of `width` values in order, some at a time; waits for them.
+    pub(super) fn each_row_of<T: bytemuck::Pod>(
+        &self,
+        rows: Range<usize>,
+        width: usize,
+        mut take: impl FnMut(usize, &[T]),
+    ) -> Result<()> {
+        let rows_at_once = (STAGING / (size_of::<T>() * width).max(1)).max(1);
+        for first in rows.clone().step_by(rows_at_once) {
+            let count = rows_at_once.min(rows.end - first);
+            let values = self.values(first * width * size_of::<T>(), count * width)?;
             values.chunks(width).enumerate().for_each(|(i, row)| take(first + i, row));
         }
         Ok(())

@@ -74,10 +74,21 @@ impl Kernels {
         chunk: Option<usize>,
     ) -> Result<Kernels> {
         let chunk = chunk.unwrap_or(DEFAULT_CHUNK);
-        let kernels = Kernels { library: Arc::clone(library), loss: Arc::clone(loss), dtype, chunk, precision };
+        let kernels = Kernels { chunk, precision, ..Kernels::of_rows(library, loss, dtype) };
         // Refuses what no kernel covers before anything runs.
         kernels.spec(KernelKind::LogitsSoftmax)?;
         Ok(kernels)
+    }
+
+    /// The kernels of a dtype that move rows, for which neither chunk nor precision matters.
+    pub(super) fn of_rows(library: &Arc<Library>, loss: &Arc<Loss>, dtype: Dtype) -> Kernels {
+        let (library, loss) = (Arc::clone(library), Arc::clone(loss));
+        Kernels { library, loss, dtype, chunk: DEFAULT_CHUNK, precision: None }
+    }
+
+    /// Name of a kernel.
+    pub(super) fn name(&self, kind: KernelKind) -> Result<&'static str> {
+        self.spec(kind).map(|spec| interned(spec.name()))
     }
 
     fn spec(&self, kind: KernelKind) -> Result<KernelSpec> {
@@ -106,7 +117,7 @@ impl Kernels {
     pub(super) fn names(&self, saved: bool) -> Vec<&'static str> {
         let unused = if saved { KernelKind::LogitsGradient } else { KernelKind::SavedGradient };
         let used = kinds(self.dtype).into_iter().filter(|kind| *kind != unused);
-        used.filter_map(|kind| self.spec(kind).ok()).map(|spec| interned(spec.name())).collect()
+        used.filter_map(|kind| self.name(kind).ok()).collect()
     }
 
     /// A call of a kernel, to be given its arguments.

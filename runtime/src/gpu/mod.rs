@@ -18,6 +18,7 @@ mod ptx;
 mod rows;
 mod s_pass;
 mod t_pass;
+mod tables;
 
 pub use ptx::{Ptx, PtxReport};
 

@@ -1,0 +1,185 @@
+//! The input layer of one rank, in an order that the types enforce.
+
+use super::additions::{Additions, local};
+use super::select::Select;
+use crate::check::{self, expect, fingerprint, shape};
+use crate::comm::{Local, Pending};
+use crate::matrix::OwnedMatrix;
+use crate::{Cpu, Device, Error, Matrix, Result, ShardLayout};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// The input embedding on one rank, over the same shards as an [`OutputLayer`](crate::OutputLayer).
+///
+/// A table that both layers use is one buffer: [`InputLayer::backward`] and [`OutputLayer::t_pass`] add into one dW.
+///
+/// [`OutputLayer::t_pass`]: crate::OutputLayer::t_pass
+#[derive(Clone, Debug)]
+pub struct InputLayer<D: Device = Cpu> {
+    device: D,
+    layout: ShardLayout,
+    rank: usize,
+    padding: Option<i64>,
+}
+
+/// Everything about a microbatch that outlives the lookup.
+struct Job<'a, D: Device> {
+    layer: InputLayer<D>,
+    ids: &'a [i64],
+    table: Matrix<'a>,
+}
+
+/// After the lookup: the rows that this rank owns.
+pub struct Lookup<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    rows: D::Gathered,
+    kernel: &'static str,
+}
+
+/// While the collective runs.
+pub struct Selecting<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    pending: Pending,
+}
+
+/// After the collective.
+#[derive(Debug)]
+pub struct Embedded<'a> {
+    /// X `[N, H]` in the dtype of the table, shared by the ranks of a process.
+    pub x: Arc<OwnedMatrix>,
+    /// The ticket for [`InputLayer::backward`]. A frozen table needs no backward: drop it.
+    pub table_grad: TableGrad<'a>,
+}
+
+/// The right to add the gradient of the table once.
+#[derive(Debug)]
+pub struct TableGrad<'a> {
+    ids: &'a [i64],
+    hidden: usize,
+}
+
+impl<D: Device> InputLayer<D> {
+    /// The layer of `rank` in `layout`. The row of the id `padding` is looked up like any other, but has no gradient.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] if there is no such rank, [`Error::Option`] if the padding id is none of the vocabulary.
+    pub fn new(device: &D, layout: &ShardLayout, rank: usize, padding: Option<i64>) -> Result<InputLayer<D>> {
+        check::rank(layout, rank)?;
+        let vocab = layout.vocab();
+        match padding {
+            Some(id) if !within(id, vocab) => {
+                Err(Error::Option { option: "padding_idx", message: format!("expected an id in 0..{vocab}, got {id}") })
+            }
+            _ => Ok(InputLayer { device: device.clone(), layout: layout.clone(), rank, padding }),
+        }
+    }
+
+    /// Gathers the rows of this rank's `table` `[V_d, H]` (f32, bf16 or f16) that the global `ids` (N) name: no
+    /// communication. Ids of other ranks are left to them; rows that pad the vocabulary are no ids.
+    ///
+    /// Every id is checked before any row is read, from what all ranks see alike.
+    ///
+    /// # Errors
+    /// [`Error::Id`], [`Error::Shape`] naming the tensor; [`Error::Kernel`] if the registry lacks the kernel.
+    pub fn lookup<'a>(&self, ids: &'a [i64], table: Matrix<'a>) -> Result<Lookup<'a, D>> {
+        let vocab = self.layout.vocab();
+        if let Some((position, &id)) = ids.iter().enumerate().find(|(_, id)| !within(**id, vocab)) {
+            return Err(Error::Id { tensor: "ids", position, id, vocab });
+        }
+        if i32::try_from(ids.len()).is_err() {
+            return Err(shape("ids", "fewer than 2^31 ids", ids.len().to_string()));
+        }
+        check::shard(&self.layout, self.rank, &table)?;
+        if table.columns() == 0 || i32::try_from(table.columns()).is_err() {
+            return Err(shape("w", "1 to 2^31 - 1 columns (H)", table.columns().to_string()));
+        }
+        let kernels = self.device.row_kernels(table.dtype())?;
+        let owned = self.layout.range(self.rank);
+        let rows: Vec<u32> = ids.iter().filter_map(|id| local(*id, &owned)).collect();
+        let gathered = self.device.gather(&kernels, table, &rows)?;
+        let [kernel, _] = D::row_kernel_names(&kernels);
+        Ok(Lookup { job: Job { layer: self.clone(), ids, table }, rows: gathered, kernel })
+    }
+
+    /// Adds the gradient `dx` `[N, H]` (f32, bf16 or f16) of X to the rows `dw` `[V_d, H]` of this rank, row-major: no
+    /// communication. Rows of one id add up in f32 in the order of N, whatever the number of threads and ranks is.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] naming the tensor; [`Error::Kernel`] if the registry lacks the kernel.
+    pub fn backward(&self, ticket: TableGrad<'_>, dx: Matrix<'_>, dw: &mut [f32]) -> Result<()> {
+        let TableGrad { ids, hidden } = ticket;
+        if (dx.rows(), dx.columns()) != (ids.len(), hidden) {
+            let found = format!("{} x {}", dx.rows(), dx.columns());
+            return Err(shape("dy", format!("{} x {hidden}, as x has", ids.len()), found));
+        }
+        let owned = self.layout.range(self.rank);
+        expect("dw", owned.len() * hidden, dw.len())?;
+        let kernels = self.device.row_kernels(dx.dtype())?;
+        let additions = Additions::new(ids, owned, self.padding);
+        self.device.scatter_add(&kernels, dx, &additions, dw)
+    }
+
+    /// Name of the kernel that [`InputLayer::backward`] calls for a gradient of some dtype.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the registry lacks it.
+    pub fn backward_kernel(&self, dtype: crate::Dtype) -> Result<&'static str> {
+        self.device.row_kernels(dtype).map(|kernels| D::row_kernel_names(&kernels)[1])
+    }
+}
+
+fn within(id: i64, vocab: usize) -> bool {
+    usize::try_from(id).is_ok_and(|id| id < vocab)
+}
+
+impl<D: Device> Job<'_, D> {
+    // Whether a rank will ask for the gradient is left out: the collective is the same for a frozen table.
+    fn agreement(&self) -> String {
+        let InputLayer { device, layout, padding, .. } = &self.layer;
+        format!(
+            "input embedding with rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, padding_idx {padding:?}, ids {:016x}",
+            device.place(),
+            self.ids.len(),
+            self.table.columns(),
+            layout.vocab(),
+            layout.ranks(),
+            fingerprint(layout),
+            self.table.dtype(),
+            fingerprint(&self.ids),
+        )
+    }
+}
+
+impl<'a, D: Device> Lookup<'a, D> {
+    /// Name of the kernel that gathered the rows.
+    pub fn kernel(&self) -> &'static str {
+        self.kernel
+    }
+
+    /// Starts the one collective; does not wait. Every rank of the group does so in the same order.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
+    pub fn start_select(self, comm: &Local) -> Result<Selecting<'a, D>> {
+        let Lookup { job, rows, .. } = self;
+        check::member(&job.layer.layout, job.layer.rank, comm)?;
+        let bytes = D::gathered_bytes(&rows);
+        let pending = comm.start(&job.agreement(), rows, bytes);
+        Ok(Selecting { job, pending })
+    }
+}
+
+impl<'a, D: Device> Selecting<'a, D> {
+    /// Waits for all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
+    pub fn wait(self) -> Result<Embedded<'a>> {
+        let Selecting { job, pending } = self;
+        let (dtype, hidden) = (job.table.dtype(), job.table.columns());
+        let select = Select::<D> { device: PhantomData, ids: job.ids, layout: &job.layer.layout, dtype, hidden };
+        let outcome = pending.wait(&select)?;
+        let x = outcome.output.unwrap_or_else(|| Arc::new(OwnedMatrix::zeros(dtype, 0, hidden)));
+        Ok(Embedded { x, table_grad: TableGrad { ids: job.ids, hidden } })
+    }
+}
