@@ -153,28 +153,25 @@ impl Builder {
                     }
                 }
             }
-            if !target.is_cuda() {
+            if !target.is_cuda() && !Target::BF16.contains(&target) {
                 self.generate_operators(target, &mut kernels)?;
             }
         }
         Ok(kernels)
     }
 
-    // Their programs run on f32, whatever X and W are made of.
+    // Their programs run on f32, whatever X and W are made of: targets of bf16 use those of the same vectors.
     fn generate_operators(&self, target: Target, kernels: &mut Vec<Kernel>) -> Result<(), Error> {
-        let dtype = if Target::BF16.contains(&target) { Dtype::Bf16 } else { Dtype::F32 };
         let spec = |kind: KernelKind, name: &str| {
             let wanted = self.kernels.contains(&kind) && !self.operators.is_empty();
-            wanted.then(|| KernelSpec::new(kind, target, dtype, DEFAULT_CHUNKS[0], name).ok()).flatten()
+            wanted.then(|| KernelSpec::new(kind, target, Dtype::F32, DEFAULT_CHUNKS[0], name).ok()).flatten()
         };
         for form in LogitsForm::ALL {
             if let Some(spec) = spec(KernelKind::RowLogits, form.name()) {
                 kernels.push(emit_logits(&spec, *form)?);
             }
         }
-        // Merging and finishing are called from a target that has the kernels before them.
-        let has_rows = KernelSpec::new(KernelKind::RowLogits, target, dtype, DEFAULT_CHUNKS[0], "").is_ok();
-        for operator in self.operators.iter().filter(|_| has_rows) {
+        for operator in &self.operators {
             operator.verify()?;
             for kind in [KernelKind::RowStatistics, KernelKind::Merge, KernelKind::Finish] {
                 if let Some(spec) = spec(kind, &operator.name) {

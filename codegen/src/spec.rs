@@ -372,8 +372,12 @@ fn check_supported(kernel: KernelKind, target: Target, dtype: Dtype) -> Result<(
         let supported = "targets avx512bf16 and amx; the others need no unpacking";
         return unsupported(format!("kernel {kernel} on target {target}"), supported);
     }
+    if kernel.is_rows() && Target::BF16.contains(&target) {
+        let supported = "target avx512, which the same processors can run: row programs are f32";
+        return unsupported(format!("kernel {kernel} on target {target}"), supported);
+    }
     if target == Target::Amx && kernel.is_operators() {
-        let supported = "target avx512bf16, which every processor with AMX can run";
+        let supported = "target avx512bf16, which the same processors can run";
         return unsupported(format!("kernel {kernel} on target {target}"), supported);
     }
     if target.is_cuda() && !kernel.on_cuda() || !target.is_cuda() && kernel.only_cuda() {

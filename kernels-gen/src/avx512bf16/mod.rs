@@ -74,31 +74,6 @@ mod input_grad__bf16__avx512bf16_m14n32;
 mod vocabulary_grad__bf16__avx512bf16_m14n32;
 mod gather_rows__bf16__avx512bf16_m14n32;
 mod scatter_add__bf16__avx512bf16_m14n32;
-mod row_logits__affine_bf16__avx512bf16_m14n32;
-mod row_logits__softcap_bf16__avx512bf16_m14n32;
-mod row_statistics__logprobs_bf16__avx512bf16_m14n32;
-mod merge__logprobs_bf16__avx512bf16_m14n32;
-mod finish__logprobs_bf16__avx512bf16_m14n32;
-mod row_gradient__logprobs_bf16__avx512bf16_m14n32;
-mod row_statistics__entropy_bf16__avx512bf16_m14n32;
-mod merge__entropy_bf16__avx512bf16_m14n32;
-mod finish__entropy_bf16__avx512bf16_m14n32;
-mod row_gradient__entropy_bf16__avx512bf16_m14n32;
-mod row_statistics__logprobs_entropy_bf16__avx512bf16_m14n32;
-mod merge__logprobs_entropy_bf16__avx512bf16_m14n32;
-mod finish__logprobs_entropy_bf16__avx512bf16_m14n32;
-mod row_gradient__logprobs_entropy_bf16__avx512bf16_m14n32;
-mod row_statistics__kl_divergence_bf16__avx512bf16_m14n32;
-mod merge__kl_divergence_bf16__avx512bf16_m14n32;
-mod finish__kl_divergence_bf16__avx512bf16_m14n32;
-mod row_gradient__kl_divergence_0_bf16__avx512bf16_m14n32;
-mod row_gradient__kl_divergence_1_bf16__avx512bf16_m14n32;
-mod row_statistics__top_k_bf16__avx512bf16_m14n32;
-mod merge__top_k_bf16__avx512bf16_m14n32;
-mod finish__top_k_bf16__avx512bf16_m14n32;
-mod row_statistics__sample_bf16__avx512bf16_m14n32;
-mod merge__sample_bf16__avx512bf16_m14n32;
-mod finish__sample_bf16__avx512bf16_m14n32;
 
 /// All kernels of this module.
 pub static KERNELS: &[vocabfuse_kernels::Kernel] = &[
@@ -173,29 +148,4 @@ pub static KERNELS: &[vocabfuse_kernels::Kernel] = &[
     vocabulary_grad__bf16__avx512bf16_m14n32::KERNEL,
     gather_rows__bf16__avx512bf16_m14n32::KERNEL,
     scatter_add__bf16__avx512bf16_m14n32::KERNEL,
-    row_logits__affine_bf16__avx512bf16_m14n32::KERNEL,
-    row_logits__softcap_bf16__avx512bf16_m14n32::KERNEL,
-    row_statistics__logprobs_bf16__avx512bf16_m14n32::KERNEL,
-    merge__logprobs_bf16__avx512bf16_m14n32::KERNEL,
-    finish__logprobs_bf16__avx512bf16_m14n32::KERNEL,
-    row_gradient__logprobs_bf16__avx512bf16_m14n32::KERNEL,
-    row_statistics__entropy_bf16__avx512bf16_m14n32::KERNEL,
-    merge__entropy_bf16__avx512bf16_m14n32::KERNEL,
-    finish__entropy_bf16__avx512bf16_m14n32::KERNEL,
-    row_gradient__entropy_bf16__avx512bf16_m14n32::KERNEL,
-    row_statistics__logprobs_entropy_bf16__avx512bf16_m14n32::KERNEL,
-    merge__logprobs_entropy_bf16__avx512bf16_m14n32::KERNEL,
-    finish__logprobs_entropy_bf16__avx512bf16_m14n32::KERNEL,
-    row_gradient__logprobs_entropy_bf16__avx512bf16_m14n32::KERNEL,
-    row_statistics__kl_divergence_bf16__avx512bf16_m14n32::KERNEL,
-    merge__kl_divergence_bf16__avx512bf16_m14n32::KERNEL,
-    finish__kl_divergence_bf16__avx512bf16_m14n32::KERNEL,
-    row_gradient__kl_divergence_0_bf16__avx512bf16_m14n32::KERNEL,
-    row_gradient__kl_divergence_1_bf16__avx512bf16_m14n32::KERNEL,
-    row_statistics__top_k_bf16__avx512bf16_m14n32::KERNEL,
-    merge__top_k_bf16__avx512bf16_m14n32::KERNEL,
-    finish__top_k_bf16__avx512bf16_m14n32::KERNEL,
-    row_statistics__sample_bf16__avx512bf16_m14n32::KERNEL,
-    merge__sample_bf16__avx512bf16_m14n32::KERNEL,
-    finish__sample_bf16__avx512bf16_m14n32::KERNEL,
 ];

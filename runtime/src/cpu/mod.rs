@@ -2,6 +2,8 @@
 
 mod family;
 mod isa;
+mod operator;
+mod pack;
 mod passes;
 mod rows;
 mod s_pass;
