@@ -71,7 +71,7 @@ impl<'a> Fused<'a> {
         let Data { tokens, hidden, vocab, .. } = *self.data;
         let x = self.data.x.matrix(tokens, hidden).expect("x");
         let weight = self.data.w.matrix(vocab, hidden).expect("w");
-        let batch = Batch { x, targets: &self.data.targets, upstream: None };
+        let batch = Batch::new(x, &self.data.targets);
         let partial = self.layer.s_pass(batch, Shard { weight, bias: None }).expect("pass S");
         partial.start_combine(&self.comm).and_then(|m| m.wait()).expect("combine")
     }
@@ -85,16 +85,7 @@ impl<'a> Fused<'a> {
 fn passes(c: &mut Criterion) {
     let data = Data::new();
     let (x, w) = (data.x.to_f32(), data.w.to_f32());
-    let problem = Problem {
-        x: &x,
-        w: &w,
-        targets: &data.targets,
-        bias: None,
-        upstream: None,
-        hidden: data.hidden,
-        vocab: data.vocab,
-        options: Options::default(),
-    };
+    let problem = Problem::new(&x, &w, &data.targets, data.hidden, Options::default());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(data.threads).build().expect("threads");
     let mut plain = Composition::new(data.x.dtype());
     let mut out = Outputs::default();

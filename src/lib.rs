@@ -26,7 +26,7 @@
 //! let layer = OutputLayer::new(&Cpu::new(None)?, &layout, 0, CrossEntropy::default(), Policy::default())?;
 //! let comm = Local::group(1).remove(0);
 //!
-//! let batch = Batch { x: Matrix::new(&x, tokens, hidden)?, targets: &targets, upstream: None };
+//! let batch = Batch::new(Matrix::new(&x, tokens, hidden)?, &targets);
 //! let shard = Shard { weight: Matrix::new(&w, vocab, hidden)?, bias: None };
 //! let partial = layer.s_pass(batch, shard)?; // S
 //! let done = partial.start_combine(&comm)?.wait()?; // C1

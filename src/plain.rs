@@ -83,8 +83,12 @@ impl Composition {
                 if let Some(bias) = problem.bias {
                     row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
                 }
+                if let Some(cap) = problem.options.softcap {
+                    let cap = cap as f32;
+                    row.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
+                }
                 round(row, self.dtype);
-                let (row_loss, row_lse) = softmax_gradient(row, problem.target(token), problem.gradient_factor(token));
+                let (row_loss, row_lse) = softmax_gradient(row, problem, token);
                 round(row, self.dtype);
                 (*loss, *lse) = (f64::from(row_loss), row_lse);
             },
@@ -129,8 +133,8 @@ impl Composition {
 }
 
 /// Replaces a row of logits by their gradients; loss and lse of the row.
-fn softmax_gradient(row: &mut [f32], target: Option<usize>, factor: f64) -> (f32, f32) {
-    let Some(target) = target else {
+fn softmax_gradient(row: &mut [f32], problem: &Problem<'_, f32>, token: usize) -> (f32, f32) {
+    let Some(target) = problem.target(token) else {
         row.fill(0.0);
         return (0.0, 0.0);
     };
@@ -139,14 +143,38 @@ fn softmax_gradient(row: &mut [f32], target: Option<usize>, factor: f64) -> (f32
         row.fill(0.0);
         return (f32::NAN, f32::NEG_INFINITY);
     }
+    let options = &problem.options;
     let logit = row[target];
+    let slopes: Option<Vec<f32>> = options.softcap.map(|cap| {
+        let slope = |y: &f32| 1.0 - (y / cap as f32) * (y / cap as f32);
+        row.iter().map(slope).collect()
+    });
+    let shares: Option<Vec<f32>> = (options.label_smoothing > 0.0)
+        .then(|| (0..row.len()).map(|class| problem.smoothed(target, class).1 as f32).collect());
+    let spread = shares.as_ref().map(|shares| {
+        let below: Vec<f32> = row.iter().zip(shares).map(|(y, share)| share * (max - y)).collect();
+        (lanes(shares, 0.0, |a, b| a + b), lanes(&below, 0.0, |a, b| a + b))
+    });
+
     row.iter_mut().for_each(|y| *y = (*y - max).exp());
     let sum = lanes(row, 0.0, |a, b| a + b);
-    let log_sum = sum.ln();
-    let scale = factor as f32;
-    row.iter_mut().for_each(|e| *e *= scale / sum);
-    row[target] -= scale;
-    ((max - logit) + log_sum, max + log_sum)
+    let (log_sum, lse) = (sum.ln(), max + sum.ln());
+    let hard = problem.smoothed(target, target).0 as f32;
+    let (all_shares, below) = spread.unwrap_or_default();
+    let z_loss = options.z_loss as f32;
+    let loss = hard * ((max - logit) + log_sum) + (below + all_shares * log_sum) + z_loss * lse * lse;
+
+    let factor = problem.gradient_factor(token) as f32;
+    let of_p = factor * (hard + all_shares + 2.0 * z_loss * lse) + problem.lse_factor(token) as f32;
+    row.iter_mut().for_each(|e| *e *= of_p / sum);
+    row[target] -= factor * hard;
+    if let Some(shares) = shares {
+        row.iter_mut().zip(shares).for_each(|(gradient, share)| *gradient -= factor * share);
+    }
+    if let Some(slopes) = slopes {
+        row.iter_mut().zip(slopes).for_each(|(gradient, slope)| *gradient *= slope);
+    }
+    (loss, lse)
 }
 
 /// Reduction in independent lanes: fast, and as accurate as a vectorised framework's.

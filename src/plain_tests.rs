@@ -28,28 +28,15 @@ fn data(dtype: Dtype) -> Data {
 fn errors(dtype: Dtype, options: Options) -> [f64; 5] {
     let data = data(dtype);
     let plain = Problem {
-        x: &data.x,
-        w: &data.w,
-        targets: &data.targets,
         bias: Some(&data.bias),
         upstream: Some(&data.upstream),
-        hidden: H,
-        vocab: V,
-        options,
+        ..Problem::new(&data.x, &data.w, &data.targets, H, options)
     };
     let got = cross_entropy(&plain, dtype).unwrap();
     let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>();
     let (x, w, bias, upstream) = (wide(&data.x), wide(&data.w), wide(&data.bias), wide(&data.upstream));
-    let exact = Problem {
-        x: &x,
-        w: &w,
-        targets: &data.targets,
-        bias: Some(&bias),
-        upstream: Some(&upstream),
-        hidden: H,
-        vocab: V,
-        options,
-    };
+    let exact =
+        Problem { bias: Some(&bias), upstream: Some(&upstream), ..Problem::new(&x, &w, &data.targets, H, options) };
     let want = reference::cross_entropy(&exact).unwrap();
     [
         largest_error(&got.loss, &want.loss),
@@ -65,7 +52,8 @@ fn agrees_with_the_reference_to_the_precision_of_the_dtype() {
     for reduction in [Reduction::None, Reduction::Sum, Reduction::Mean] {
         for (dtype, bound) in [(Dtype::F32, 2e-6), (Dtype::F16, 4e-3), (Dtype::Bf16, 2e-2)] {
             let options = Options { logit_scale: 1.3, reduction, ..Options::default() };
-            for error in errors(dtype, options) {
+            let more = Options { softcap: Some(2.0), label_smoothing: 0.2, z_loss: 0.1, ..options };
+            for error in errors(dtype, options).into_iter().chain(errors(dtype, more)) {
                 assert!(error < bound, "{reduction:?} {dtype}: {error}");
             }
         }
@@ -75,16 +63,8 @@ fn agrees_with_the_reference_to_the_precision_of_the_dtype() {
 #[test]
 fn odd_rows_follow_the_contract() {
     let ninf = f32::NEG_INFINITY;
-    let problem = Problem {
-        x: &[1.0, f32::NAN, 2.0],
-        w: &[1.0, -1.0],
-        targets: &[0, 1, -100],
-        bias: None,
-        upstream: None,
-        hidden: 1,
-        vocab: 2,
-        options: Options { reduction: Reduction::None, ..Options::default() },
-    };
+    let options = Options { reduction: Reduction::None, ..Options::default() };
+    let problem = Problem::new(&[1.0, f32::NAN, 2.0], &[1.0, -1.0], &[0, 1, -100], 1, options);
     let out = cross_entropy(&problem, Dtype::F32).unwrap();
     assert!(out.loss[0].is_finite() && out.loss[1].is_nan() && out.loss[2] == 0.0);
     assert!(out.dx[0].is_finite() && out.dx[1].is_nan() && out.dx[2] == 0.0);
@@ -96,16 +76,7 @@ fn odd_rows_follow_the_contract() {
 
 #[test]
 fn the_weight_gradient_needs_its_own_problem() {
-    let problem = Problem {
-        x: &[1.0],
-        w: &[1.0, -1.0],
-        targets: &[0],
-        bias: None,
-        upstream: None,
-        hidden: 1,
-        vocab: 2,
-        options: Options::default(),
-    };
+    let problem = Problem::new(&[1.0], &[1.0, -1.0], &[0], 1, Options::default());
     let mut out = Outputs::default();
     assert!(Composition::new(Dtype::F32).weight_gradient(&problem, &mut out).is_err());
 }

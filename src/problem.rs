@@ -1,5 +1,7 @@
 //! What the reference and the plain composition compute: one cross-entropy problem on the full vocabulary.
 
+use crate::CrossEntropy;
+
 /// How the losses of the tokens become the output `loss`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
@@ -21,14 +23,46 @@ pub struct Options {
     pub ignore_index: Option<i64>,
     /// What `loss` holds.
     pub reduction: Reduction,
-    /// Divisor of [`Reduction::Mean`] in place of the number of tokens that are not ignored.
+    /// Divisor of [`Reduction::Mean`] in place of the weights of the tokens that are not ignored.
     pub normalizer: Option<f64>,
+    /// c in y = c tanh(z / c), where z is what the logits were without.
+    pub softcap: Option<f64>,
+    /// Share of the target distribution that is spread over all classes.
+    pub label_smoothing: f64,
+    /// Factor on the square of lse, which is added to the loss of each token.
+    pub z_loss: f64,
 }
 
 impl Default for Options {
     /// Scale 1, ignore index -100, mean.
     fn default() -> Options {
-        Options { logit_scale: 1.0, ignore_index: Some(-100), reduction: Reduction::Mean, normalizer: None }
+        Options {
+            logit_scale: 1.0,
+            ignore_index: Some(-100),
+            reduction: Reduction::Mean,
+            normalizer: None,
+            softcap: None,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+        }
+    }
+}
+
+impl From<CrossEntropy> for Options {
+    fn from(loss: CrossEntropy) -> Options {
+        Options {
+            logit_scale: f64::from(loss.logit_scale),
+            ignore_index: loss.ignore_index,
+            reduction: match loss.reduction {
+                crate::Reduction::None => Reduction::None,
+                crate::Reduction::Sum => Reduction::Sum,
+                crate::Reduction::Mean => Reduction::Mean,
+            },
+            normalizer: loss.normalizer.map(f64::from),
+            softcap: loss.softcap.map(f64::from),
+            label_smoothing: f64::from(loss.label_smoothing),
+            z_loss: f64::from(loss.z_loss),
+        }
     }
 }
 
@@ -45,6 +79,12 @@ pub struct Problem<'a, T> {
     pub bias: Option<&'a [T]>,
     /// Factor on the gradients of each token, `[N]`; the loss does not depend on it.
     pub upstream: Option<&'a [T]>,
+    /// What the derivative of each token's lse is multiplied by and added to its gradients, `[N]`.
+    pub lse_upstream: Option<&'a [T]>,
+    /// Factor on loss and gradients of each token, `[N]`, that counts in the mean.
+    pub token_weights: Option<&'a [T]>,
+    /// Factor on the loss of the tokens of each class, `[V]`, that counts in the mean.
+    pub class_weights: Option<&'a [T]>,
     /// H.
     pub hidden: usize,
     /// V.
@@ -78,7 +118,14 @@ pub enum ProblemError {
     },
 }
 
-impl<T: Copy + Into<f64>> Problem<'_, T> {
+impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
+    /// A problem without bias, weights and upstream gradients; V is the number of rows of `w`.
+    pub fn new(x: &'a [T], w: &'a [T], targets: &'a [i64], hidden: usize, options: Options) -> Problem<'a, T> {
+        let vocab = w.len() / hidden.max(1);
+        let (bias, upstream, lse_upstream, token_weights, class_weights) = (None, None, None, None, None);
+        Problem { x, w, targets, bias, upstream, lse_upstream, token_weights, class_weights, hidden, vocab, options }
+    }
+
     /// N.
     pub fn tokens(&self) -> usize {
         self.targets.len()
@@ -101,11 +148,40 @@ impl<T: Copy + Into<f64>> Problem<'_, T> {
         if self.target(token).is_none() {
             return 0.0;
         }
-        self.upstream.map_or(1.0, |u| u[token].into()) / self.divisor()
+        self.upstream.map_or(1.0, |u| u[token].into()) * self.token_weight(token) / self.divisor()
+    }
+
+    /// What the derivative of a token's lse is multiplied by.
+    ///
+    /// # Panics
+    /// If there is no such token.
+    pub fn lse_factor(&self, token: usize) -> f64 {
+        let factor = self.lse_upstream.map_or(0.0, |u| u[token].into());
+        if self.target(token).is_some() { factor } else { 0.0 }
+    }
+
+    /// Weight of a class.
+    ///
+    /// # Panics
+    /// If there is no such class.
+    pub fn class_weight(&self, class: usize) -> f64 {
+        self.class_weights.map_or(1.0, |w| w[class].into())
+    }
+
+    /// What the target distribution of a token gives to its target alone, and to each class beside that.
+    pub fn smoothed(&self, target: usize, class: usize) -> (f64, f64) {
+        let smoothing = self.options.label_smoothing;
+        let spread = smoothing / self.vocab as f64 * self.class_weight(class);
+        ((1.0 - smoothing) * self.class_weight(target), spread)
+    }
+
+    fn token_weight(&self, token: usize) -> f64 {
+        self.token_weights.map_or(1.0, |w| w[token].into())
     }
 
     /// The output `loss` from the losses of the tokens: `[N]`, or `[1]` if the reduction is not none.
-    pub fn reduce(&self, losses: Vec<f64>) -> Vec<f64> {
+    pub fn reduce(&self, mut losses: Vec<f64>) -> Vec<f64> {
+        losses.iter_mut().enumerate().for_each(|(token, loss)| *loss *= self.token_weight(token));
         match self.options.reduction {
             Reduction::None => losses,
             Reduction::Sum | Reduction::Mean => vec![losses.iter().sum::<f64>() / self.divisor()],
@@ -116,9 +192,11 @@ impl<T: Copy + Into<f64>> Problem<'_, T> {
         if self.options.reduction != Reduction::Mean {
             return 1.0;
         }
+        let weight = |i: usize| self.target(i).map_or(0.0, |target| self.token_weight(i) * self.class_weight(target));
+        let weights = || (0..self.tokens()).map(weight).sum::<f64>();
+        let divisor = self.options.normalizer.unwrap_or_else(weights);
         // With nothing to average the sum is zero, and so must the mean be.
-        let valid = || (0..self.tokens()).filter(|&i| self.target(i).is_some()).count().max(1) as f64;
-        self.options.normalizer.unwrap_or_else(valid)
+        if divisor == 0.0 { 1.0 } else { divisor }
     }
 
     /// Checks sizes and targets.
@@ -131,6 +209,9 @@ impl<T: Copy + Into<f64>> Problem<'_, T> {
         size("w", self.w.len(), self.vocab * self.hidden)?;
         size("bias", self.bias.map_or(self.vocab, <[T]>::len), self.vocab)?;
         size("upstream", self.upstream.map_or(self.tokens(), <[T]>::len), self.tokens())?;
+        size("lse_upstream", self.lse_upstream.map_or(self.tokens(), <[T]>::len), self.tokens())?;
+        size("token_weights", self.token_weights.map_or(self.tokens(), <[T]>::len), self.tokens())?;
+        size("class_weights", self.class_weights.map_or(self.vocab, <[T]>::len), self.vocab)?;
         for (token, &target) in self.targets.iter().enumerate() {
             let class = usize::try_from(target).is_ok_and(|t| t < self.vocab);
             if !class && self.options.ignore_index != Some(target) {
@@ -148,6 +229,8 @@ pub struct Outputs<T> {
     pub loss: Vec<T>,
     /// Logarithm of the sum of the exponentials of the logits, `[N]`; 0 for ignored tokens.
     pub lse: Vec<T>,
+    /// Class of the largest logit, `[N]`, the lowest of equals; -1 for ignored tokens and where there is no largest.
+    pub argmax: Vec<i64>,
     /// Gradient of x, `[N, H]`.
     pub dx: Vec<T>,
     /// Gradient of w, `[V, H]`.

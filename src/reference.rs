@@ -9,16 +9,22 @@ use rayon::prelude::*;
 const BLOCK: usize = 64;
 
 /// What the gradient needs to know of a token.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Row {
     target: Option<usize>,
     loss: f64,
     lse: f64,
+    argmax: i64,
     max: f64,
     /// Sum of e^(y - max) over all classes but the target.
     others: f64,
     /// The same over all classes.
     total: f64,
+    /// What the target distribution gives to all classes beside the target.
+    shares: f64,
+    /// Upstream gradients of loss and lse.
+    factor: f64,
+    lse_factor: f64,
 }
 
 /// Loss, lse and gradients of a problem.
@@ -36,6 +42,7 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
     let mut out = Outputs {
         loss: vec![],
         lse: vec![0.0; tokens],
+        argmax: vec![-1; tokens],
         dx: vec![0.0; tokens * hidden],
         dw: vec![0.0; vocab * hidden],
         dbias: problem.bias.map(|_| vec![0.0; vocab]),
@@ -48,11 +55,11 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
         for (i, row) in block.clone().zip(&rows) {
             losses[i] = row.loss;
             out.lse[i] = row.lse;
+            out.argmax[i] = row.argmax;
         }
-        let factors: Vec<f64> = block.clone().map(|i| problem.gradient_factor(i)).collect();
         lines.par_chunks_mut(block.len()).enumerate().for_each(|(class, line)| {
-            for ((value, row), factor) in line.iter_mut().zip(&rows).zip(&factors) {
-                *value = logit_gradient(row, class, *value, *factor);
+            for (value, row) in line.iter_mut().zip(&rows) {
+                *value = logit_gradient(problem, row, class, *value);
             }
         });
         accumulate_dx(problem, &lines, &block, &mut out.dx[block.start * hidden..block.end * hidden]);
@@ -72,7 +79,8 @@ fn logits(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64>
         let w = &problem.w[class * h..(class + 1) * h];
         for (y, i) in line.iter_mut().zip(block.clone()) {
             let product = dot(&problem.x[i * h..(i + 1) * h], w);
-            *y = problem.options.logit_scale * product + problem.bias.map_or(0.0, |b| b[class]);
+            let z = problem.options.logit_scale * product + problem.bias.map_or(0.0, |b| b[class]);
+            *y = problem.options.softcap.map_or(z, |c| c * (z / c).tanh());
         }
     });
     lines
@@ -80,30 +88,52 @@ fn logits(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64>
 
 fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, token: usize) -> Row {
     let Some(target) = problem.target(token) else {
-        return Row { target: None, loss: 0.0, lse: 0.0, max: 0.0, others: 0.0, total: 1.0 };
+        return Row { argmax: -1, ..Row::default() };
     };
     let logits = || lines.iter().skip(token - block.start).step_by(block.len()).copied();
     // Not `f64::max`, which would drop a NaN.
     let max = logits().fold(f64::NEG_INFINITY, |m, y| if y > m || y.is_nan() { y } else { m });
     if max == f64::NEG_INFINITY {
-        return Row { target: None, loss: f64::NAN, lse: max, max, others: 0.0, total: 1.0 };
+        return Row { loss: f64::NAN, lse: max, argmax: -1, ..Row::default() };
     }
     let others: f64 = logits().enumerate().filter(|&(j, _)| j != target).map(|(_, y)| (y - max).exp()).sum();
     let logit = lines[target * block.len() + token - block.start];
     let at_target = (logit - max).exp();
     let total = others + at_target;
     // lse - logit has no correct digit left when the target has nearly all the mass.
-    let loss = if at_target > others { (others / at_target).ln_1p() } else { (max - logit) + total.ln() };
-    Row { target: Some(target), loss, lse: max + total.ln(), max, others, total }
+    let surprise = if at_target > others { (others / at_target).ln_1p() } else { (max - logit) + total.ln() };
+    let lse = max + total.ln();
+    // Where a class has no share of the target distribution, its logit may be -inf.
+    let spread: f64 = logits()
+        .enumerate()
+        .map(|(j, y)| (problem.smoothed(target, j).1, y))
+        .filter(|(share, _)| *share != 0.0)
+        .map(|(share, y)| share * ((max - y) + total.ln()))
+        .sum();
+    Row {
+        target: Some(target),
+        loss: problem.smoothed(target, target).0 * surprise + spread + problem.options.z_loss * lse * lse,
+        lse,
+        argmax: if max.is_nan() { -1 } else { logits().position(|y| y == max).map_or(-1, |j| j as i64) },
+        max,
+        others,
+        total,
+        shares: logits().enumerate().map(|(j, _)| problem.smoothed(target, j).1).sum(),
+        factor: problem.gradient_factor(token),
+        lse_factor: problem.lse_factor(token),
+    }
 }
 
-fn logit_gradient(row: &Row, class: usize, logit: f64, factor: f64) -> f64 {
-    match row.target {
-        None => 0.0,
-        // 1 - p, as the sum of what is not p.
-        Some(target) if target == class => -row.others / row.total * factor,
-        Some(_) => (logit - row.max).exp() / row.total * factor,
-    }
+/// Derivative by scale · (x · w) + bias.
+fn logit_gradient(problem: &Problem<'_, f64>, row: &Row, class: usize, logit: f64) -> f64 {
+    let Some(target) = row.target else { return 0.0 };
+    let (hard, share) = problem.smoothed(target, class);
+    let p = (logit - row.max).exp() / row.total;
+    let soft = row.shares + 2.0 * problem.options.z_loss * row.lse;
+    // p - 1 at the target, as the sum of what is not p.
+    let from_hard = if class == target { -row.others / row.total } else { p };
+    let by_logit = row.factor * (hard * from_hard + soft * p - share) + row.lse_factor * p;
+    by_logit * problem.options.softcap.map_or(1.0, |c| 1.0 - (logit / c) * (logit / c))
 }
 
 fn accumulate_dx(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, dx: &mut [f64]) {

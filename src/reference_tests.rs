@@ -14,24 +14,27 @@ struct Case {
     w: Vec<f64>,
     bias: Vec<f64>,
     upstream: Option<Vec<f64>>,
+    lse_upstream: Option<Vec<f64>>,
+    token_weights: Option<Vec<f64>>,
+    class_weights: Option<Vec<f64>>,
     options: Options,
 }
 
 impl Case {
     fn new(options: Options) -> Case {
-        Case { x: values(4 * H, 1), w: values(V * H, 2), bias: values(V, 3), upstream: None, options }
+        let (upstream, lse_upstream, token_weights, class_weights) = (None, None, None, None);
+        let (x, w, bias) = (values(4 * H, 1), values(V * H, 2), values(V, 3));
+        Case { x, w, bias, upstream, lse_upstream, token_weights, class_weights, options }
     }
 
     fn problem(&self) -> Problem<'_, f64> {
         Problem {
-            x: &self.x,
-            w: &self.w,
-            targets: &TARGETS,
             bias: Some(&self.bias),
             upstream: self.upstream.as_deref(),
-            hidden: H,
-            vocab: V,
-            options: self.options,
+            lse_upstream: self.lse_upstream.as_deref(),
+            token_weights: self.token_weights.as_deref(),
+            class_weights: self.class_weights.as_deref(),
+            ..Problem::new(&self.x, &self.w, &TARGETS, H, self.options)
         }
     }
 
@@ -39,17 +42,21 @@ impl Case {
         cross_entropy(&self.problem()).unwrap()
     }
 
-    /// What the gradients are the derivative of: the losses weighted by upstream.
+    /// What the gradients are the derivative of: the losses, and lse, weighted by upstream.
     fn objective(&self) -> f64 {
         let none = Options { reduction: Reduction::None, ..self.options };
         let problem = Problem { options: none, ..self.problem() };
-        let losses = cross_entropy(&problem).unwrap().loss;
-        let weight = |i| self.upstream.as_ref().map_or(1.0, |u| u[i]);
-        let sum: f64 = losses.iter().enumerate().map(|(i, l)| weight(i) * l).sum();
-        match self.options.reduction {
-            Reduction::Mean => sum / self.options.normalizer.unwrap_or(3.0),
-            _ => sum,
-        }
+        let out = cross_entropy(&problem).unwrap();
+        let value = |values: &Option<Vec<f64>>, i: usize, rest: f64| values.as_ref().map_or(rest, |v| v[i]);
+        let sum: f64 = out.loss.iter().enumerate().map(|(i, l)| value(&self.upstream, i, 1.0) * l).sum();
+        let by_lse: f64 = out.lse.iter().enumerate().map(|(i, l)| value(&self.lse_upstream, i, 0.0) * l).sum();
+        let weight = |(token, class)| value(&self.token_weights, token, 1.0) * value(&self.class_weights, class, 1.0);
+        let weights: f64 = [(0, 2), (2, 0), (3, 4)].map(weight).iter().sum();
+        by_lse
+            + match self.options.reduction {
+                Reduction::Mean => sum / self.options.normalizer.unwrap_or(weights),
+                _ => sum,
+            }
     }
 
     fn numerical(&mut self, part: fn(&mut Case) -> &mut Vec<f64>) -> Vec<f64> {
@@ -86,6 +93,48 @@ fn gradients_are_the_derivatives_of_the_loss() {
             assert!(largest_error(&out.dbias.unwrap(), &case.numerical(|c| &mut c.bias)) < 1e-8, "{options:?}");
         }
     }
+}
+
+#[test]
+fn gradients_are_the_derivatives_with_every_mix_of_options() {
+    for mix in 0..128 {
+        let has = |bit: usize| mix >> bit & 1 == 1;
+        let mut case = Case::new(Options {
+            reduction: if has(0) { Reduction::Mean } else { Reduction::Sum },
+            softcap: has(1).then_some(0.8),
+            label_smoothing: if has(2) { 0.3 } else { 0.0 },
+            z_loss: if has(3) { 0.2 } else { 0.0 },
+            logit_scale: 1.3,
+            ..Options::default()
+        });
+        case.upstream = Some(vec![0.5, 3.0, -2.0, 1.25]);
+        case.lse_upstream = has(4).then(|| vec![0.7, 5.0, -0.3, 0.2]);
+        case.token_weights = has(5).then(|| vec![2.0, 3.0, 0.0, 0.5]);
+        case.class_weights = has(6).then(|| vec![0.5, 1.0, 2.0, 0.0, 1.5]);
+        let out = case.run();
+        assert!(largest_error(&out.dx, &case.numerical(|c| &mut c.x)) < 1e-8, "{mix:b}");
+        assert!(largest_error(&out.dw, &case.numerical(|c| &mut c.w)) < 1e-8, "{mix:b}");
+        assert!(largest_error(&out.dbias.unwrap(), &case.numerical(|c| &mut c.bias)) < 1e-8, "{mix:b}");
+    }
+}
+
+// PyTorch's definition for one token, term by term.
+#[test]
+fn options_mean_what_they_say() {
+    let options = Options { reduction: Reduction::None, label_smoothing: 0.1, z_loss: 0.01, ..Options::default() };
+    let (x, w) = ([1.0], [0.5, -1.0, 2.0]);
+    let weights = [1.0, 2.0, 0.5];
+    let problem = Problem { class_weights: Some(&weights), ..Problem::new(&x, &w, &[2], 1, options) };
+    let out = cross_entropy(&problem).unwrap();
+    let lse = w.iter().map(|y: &f64| y.exp()).sum::<f64>().ln();
+    let spread: f64 = w.iter().zip(weights).map(|(y, weight)| weight * (lse - y)).sum();
+    let loss = 0.9 * 0.5 * (lse - 2.0) + 0.1 / 3.0 * spread + 0.01 * lse * lse;
+    assert!((out.loss[0] - loss).abs() < 1e-12 && (out.lse[0] - lse).abs() < 1e-12);
+    assert_eq!(out.argmax, [2]);
+    let capped = Options { softcap: Some(0.5), reduction: Reduction::None, ..Options::default() };
+    let out = cross_entropy(&Problem::new(&x, &w, &[2], 1, capped)).unwrap();
+    let y = w.map(|z: f64| 0.5 * (z / 0.5).tanh());
+    assert!((out.loss[0] - (y.iter().map(|y| y.exp()).sum::<f64>().ln() - y[2])).abs() < 1e-12);
 }
 
 #[test]
@@ -137,16 +186,7 @@ fn a_nan_stays_in_its_row() {
 #[test]
 fn a_certain_target_keeps_its_digits() {
     // One class 100 ahead of the other: 1 - p = e^-100, which 1.0 - p would lose.
-    let problem = Problem {
-        x: &[100.0],
-        w: &[1.0, 0.0],
-        targets: &[0],
-        bias: None,
-        upstream: None,
-        hidden: 1,
-        vocab: 2,
-        options: Options::default(),
-    };
+    let problem = Problem::new(&[100.0], &[1.0, 0.0], &[0], 1, Options::default());
     let out = cross_entropy(&problem).unwrap();
     let rest = (-100.0_f64).exp();
     assert!((out.loss[0] / rest - 1.0).abs() < 1e-12);
@@ -160,16 +200,7 @@ fn more_tokens_than_a_block() {
     let (x, w) = (values(n * h, 4), values(v * h, 5));
     let targets: Vec<i64> = (0..n as i64).map(|i| i % 13).collect();
     let options = Options { reduction: Reduction::Sum, ..Options::default() };
-    let problem = |first: usize, end: usize| Problem {
-        x: &x[first * h..end * h],
-        w: &w,
-        targets: &targets[first..end],
-        bias: None,
-        upstream: None,
-        hidden: h,
-        vocab: v,
-        options,
-    };
+    let problem = |first: usize, end: usize| Problem::new(&x[first * h..end * h], &w, &targets[first..end], h, options);
     let whole = cross_entropy(&problem(0, n)).unwrap();
     let (a, b) = (cross_entropy(&problem(0, 40)).unwrap(), cross_entropy(&problem(40, n)).unwrap());
     assert!((whole.loss[0] - a.loss[0] - b.loss[0]).abs() < 1e-10);

@@ -238,7 +238,12 @@ fn huge_logits_and_finite_masks_are_ordinary_numbers() {
 
 #[test]
 fn ignored_tokens_count_for_nothing() {
-    let loss = |reduction, normalizer| CrossEntropy { reduction, normalizer, ignore_index: Some(3), logit_scale: 1.0 };
+    let loss = |reduction, normalizer| CrossEntropy {
+        reduction,
+        normalizer,
+        ignore_index: Some(3),
+        ..CrossEntropy::default()
+    };
     let cpu = Cpu::new(Some(2)).unwrap();
     for (reduction, normalizer) in
         [(Reduction::None, None), (Reduction::Sum, None), (Reduction::Mean, None), (Reduction::Mean, Some(50.0))]
@@ -326,8 +331,7 @@ fn padded_vocabulary_rows_have_no_mass_and_no_gradient() {
         let layer = OutputLayer::new(&Cpu::new(Some(1))?, &layout, rank, CrossEntropy::default(), Policy::default())?;
         let w = Matrix::new(&w, layout.stored(), hidden)?.row_range(layout.range(rank))?;
         let x = Matrix::new(&tensors.x, tokens, hidden)?;
-        let partial =
-            layer.s_pass(Batch { x, targets: &tensors.targets, upstream: None }, Shard { weight: w, bias: None })?;
+        let partial = layer.s_pass(Batch::new(x, &tensors.targets), Shard { weight: w, bias: None })?;
         let done = partial.start_combine(&comm)?.wait()?;
         assert!(largest_error(&done.loss, &expected.loss) < 1e-6);
         layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)

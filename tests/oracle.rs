@@ -34,8 +34,13 @@ fn any_case() -> impl Strategy<Value = Case> {
             Case {
                 bounds,
                 dtype,
-                policy: Policy { algorithm, save, chunk: Some(chunk), memory_budget: None },
-                loss: CrossEntropy { reduction, logit_scale, ignore_index: ignore.then_some(-1), normalizer: None },
+                policy: Policy { algorithm, save, chunk: Some(chunk), ..Policy::default() },
+                loss: CrossEntropy {
+                    reduction,
+                    logit_scale,
+                    ignore_index: ignore.then_some(-1),
+                    ..CrossEntropy::default()
+                },
                 bias,
                 upstream,
                 spread,

@@ -58,8 +58,7 @@ fn tickets_may_be_used_late_and_in_any_order() {
             for (i, batch) in batches.iter().enumerate() {
                 let x = Matrix::new(&batch.x, 20 + i, HIDDEN)?;
                 let weight = Matrix::new(&w, VOCAB, HIDDEN)?.row_range(layout.range(rank))?;
-                let partial =
-                    layer.s_pass(Batch { x, targets: &batch.targets, upstream: None }, Shard { weight, bias: None })?;
+                let partial = layer.s_pass(Batch::new(x, &batch.targets), Shard { weight, bias: None })?;
                 // The collective of this microbatch is under way while pass S of the next one runs.
                 merging.push(partial.start_combine(&comm)?);
             }
@@ -89,7 +88,7 @@ fn upstream_of_pass_t_may_come_late() {
     let layer = layer(&layout, 0, loss).unwrap();
     let x = Matrix::new(&tensors.x, 30, HIDDEN).unwrap();
     let weight = Matrix::new(&tensors.w, VOCAB, HIDDEN).unwrap();
-    let batch = Batch { x, targets: &tensors.targets, upstream: None };
+    let batch = Batch::new(x, &tensors.targets);
     let ranks = Local::group(1);
     let partial = layer.s_pass(batch, Shard { weight, bias: None }).unwrap();
     let done = partial.start_combine(&ranks[0]).unwrap().wait().unwrap();
@@ -110,8 +109,7 @@ fn two_ranks(inputs: [(Tensors, CrossEntropy, usize); 2]) -> Vec<Result<Vec<f32>
             let rows = tensors.w.len() / HIDDEN;
             let weight = Matrix::new(&tensors.w, rows, HIDDEN)?;
             let weight = if rows == VOCAB { weight.row_range(layout.range(rank))? } else { weight };
-            let partial =
-                layer.s_pass(Batch { x, targets: &tensors.targets, upstream: None }, Shard { weight, bias: None })?;
+            let partial = layer.s_pass(Batch::new(x, &tensors.targets), Shard { weight, bias: None })?;
             Ok(partial.start_combine(&comm)?.wait()?.loss)
         };
         let result = run();
@@ -179,7 +177,7 @@ fn a_rank_that_panics_or_never_waits_does_not_leave_the_other_waiting() {
                 let layer = layer(&layout, rank, CrossEntropy::default()).unwrap();
                 let x = Matrix::new(&tensors.x, 20, HIDDEN).unwrap();
                 let weight = Matrix::new(&tensors.w, VOCAB, HIDDEN).unwrap().row_range(layout.range(rank)).unwrap();
-                let batch = Batch { x, targets: &tensors.targets, upstream: None };
+                let batch = Batch::new(x, &tensors.targets);
                 if rank == 1 && !contributes {
                     return Ok(None);
                 }
@@ -205,7 +203,7 @@ fn wrong_shapes_name_the_tensor() {
     let bias = vec![0.0; 39];
     let half_w = vec![half::bf16::ONE; 40 * HIDDEN];
     let message = |batch, shard| layer.s_pass(batch, shard).map(|_| ()).unwrap_err().to_string();
-    let batch = Batch { x, targets: &t.targets, upstream: None };
+    let batch = Batch::new(x, &t.targets);
     let good = Shard { weight: shard, bias: None };
     let cases = [
         (

@@ -22,7 +22,7 @@ fn device() -> (Ptx, Gpu) {
 }
 
 fn policy(algorithm: Algorithm, save: Save) -> Policy {
-    Policy { algorithm, save, chunk: Some(CHUNK), memory_budget: None }
+    Policy { algorithm, save, chunk: Some(CHUNK), ..Policy::default() }
 }
 
 fn per_token() -> CrossEntropy {
@@ -239,7 +239,7 @@ fn ranks_of_a_group_share_a_device() {
         let policy = policy(Algorithm::Two, Save::No);
         let layer = OutputLayer::new(&gpu, &layout, rank, CrossEntropy::default(), policy)?;
         let weight = Matrix::new(&w, 2, 8)?;
-        let batch = Batch { x: Matrix::new(&x, 1, 8)?, targets: &[1], upstream: None };
+        let batch = Batch::new(Matrix::new(&x, 1, 8)?, &[1]);
         layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&comm)?.wait().map(|_| ())
     });
     let error = results.unwrap_err();

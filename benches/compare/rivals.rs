@@ -109,7 +109,7 @@ impl Rival {
         let start = Instant::now();
         let (loss, dx, dw) = match &self.way {
             Way::Fused { layer, comm, x, w, .. } => {
-                let batch = Batch { x: x.matrix(n, h)?, targets: &self.targets, upstream: None };
+                let batch = Batch::new(x.matrix(n, h)?, &self.targets);
                 let shard = Shard { weight: w.matrix(v, h)?, bias: None };
                 let done = layer.s_pass(batch, shard)?.start_combine(comm)?.wait()?;
                 let mut dw = vec![0.0; v * h];
@@ -119,7 +119,7 @@ impl Rival {
             Way::Plain { x, w, dtype } => {
                 let options = Options::default();
                 let targets = &self.targets;
-                let problem = Problem { x, w, targets, bias: None, upstream: None, hidden: h, vocab: v, options };
+                let problem = Problem::new(x, w, targets, h, options);
                 let out = plain::cross_entropy(&problem, *dtype)?;
                 (out.loss[0], out.dx.into(), out.dw)
             }

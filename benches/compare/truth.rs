@@ -100,7 +100,7 @@ mod tests {
         let w = data::read_as(&shape.w(), vocab * hidden, f64::from).unwrap();
         let targets: Vec<i64> = data::read(&shape.targets()).unwrap();
         let options = Options::default();
-        let problem = Problem { x: &x, w: &w, targets: &targets, bias: None, upstream: None, hidden, vocab, options };
+        let problem = Problem::new(&x, &w, &targets, hidden, options);
         let out = vocabfuse::reference::cross_entropy(&problem).unwrap();
         let sampled: Vec<f64> = rows.iter().flat_map(|row| &out.dw[row * hidden..][..hidden]).copied().collect();
         assert!(largest_error(&[truth.loss], &out.loss) < 1e-13);

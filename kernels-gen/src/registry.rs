@@ -33,6 +33,8 @@ pub struct Bindings {
     pub statistics: &'static [&'static str],
     /// What each statistic is of a row that has seen no logit.
     pub identities: &'static [f32],
+    /// Whether the product of the kernel is the same for all tokens.
+    pub shared: bool,
     /// Scalars of the statistics program.
     pub statistics_uniforms: &'static [&'static str],
     /// Column inputs of the statistics program.
@@ -54,6 +56,7 @@ impl Bindings {
     pub const NONE: Bindings = Bindings {
         statistics: &[],
         identities: &[],
+        shared: false,
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

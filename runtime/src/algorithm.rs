@@ -51,13 +51,18 @@ impl Algorithm {
         let (device, kernels) = (exchange.device, exchange.kernels);
         let (merging, finishing) =
             (MergeRows { device, kernels, finish: None }, MergeRows { device, kernels, finish: Some(finish) });
-        if self == Algorithm::Two {
+        // Without A, which dX alone is made of, statistics are all there is to merge.
+        let without_a = finish.dx_rows.is_none();
+        if self == Algorithm::Two || self == Algorithm::One && without_a {
             return first.wait(&finishing);
         }
         let mut merged = device.concatenate(kernels, &blocks(&first.wait(&merging)?))?;
         if let Some(mut rows) = kept {
             device.raise(kernels, &mut rows, &merged)?;
             let second = MergeRows::<D>::start(comm, exchange.agreement, rows);
+            if without_a {
+                return second.wait(&finishing);
+            }
             merged = device.concatenate(kernels, &blocks(&second.wait(&merging)?))?;
         }
         let saved = exchange.saved.as_deref_mut();

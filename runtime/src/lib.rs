@@ -6,6 +6,7 @@
 //! [`WeightGrad`] that [`OutputLayer::t_pass`] takes. [`InputLayer`] is the embedding on the same shards.
 
 mod algorithm;
+mod batch;
 mod buffer;
 mod check;
 mod comm;
@@ -14,6 +15,7 @@ mod device;
 mod embedding;
 mod error;
 mod gpu;
+mod job;
 mod layer;
 mod layout;
 mod loss;
@@ -22,15 +24,16 @@ mod operator;
 mod passes;
 mod policy;
 
+pub use batch::{Batch, Gradients, Shard, Upstream};
 pub use comm::{Counters, Local};
 pub use cpu::Cpu;
 pub use device::Device;
 pub use embedding::{Embedded, InputLayer, Lookup, Selecting, TableGrad};
 pub use error::Error;
 pub use gpu::{Gpu, Ptx, PtxReport};
-pub use layer::{Batch, Done, Gradients, Merging, OutputLayer, Partial, Shard, Upstream, WeightGrad};
+pub use layer::{Done, Merging, OutputLayer, Partial, WeightGrad};
 pub use layout::ShardLayout;
-pub use loss::{CrossEntropy, Reduction};
+pub use loss::{CrossEntropy, Reduction, RowLoss};
 pub use matrix::{Element, Matrix, OwnedMatrix};
 pub use operator::{
     Distribution, DistributionGradients, Evaluated, Evaluating, Ids, InputGradients, KlDirection, Operators, Source,

@@ -5,6 +5,7 @@
 
 use crate::buffer::SharedPointer;
 use crate::{Dtype, Matrix, Result};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -13,16 +14,30 @@ use std::ops::Range;
 pub struct LayerInputs<'a> {
     /// Rows of W that are classes.
     pub classes: usize,
-    /// Factor on the dot products.
-    pub logit_scale: f32,
+    /// Scalars by name.
+    pub uniforms: &'a BTreeMap<String, f32>,
     /// Bias of the shard.
     pub bias: Option<&'a [f32]>,
+    /// Weights of the classes of the shard.
+    pub class_weight: Option<&'a [f32]>,
 }
+
+/// Names of the values per class that a layer gives.
+pub(crate) const COLUMNS: [&str; 2] = ["bias", "class_weight"];
 
 impl LayerInputs<'_> {
     /// A scalar of a row program by name.
     pub fn uniform(&self, name: &str) -> Option<f32> {
-        (name == "logit_scale").then_some(self.logit_scale)
+        self.uniforms.get(name).copied()
+    }
+
+    /// Values per class by name, if there is such a name; they are zero where the caller has none.
+    pub fn column(&self, name: &str) -> Option<Option<&[f32]>> {
+        match name {
+            "bias" => Some(self.bias),
+            "class_weight" => Some(self.class_weight),
+            _ => None,
+        }
     }
 }
 
@@ -50,8 +65,8 @@ pub struct FinishJob<'a> {
     pub hidden: usize,
     /// Row of X of each token.
     pub rows: &'a [u32],
-    /// Upstream gradient of each token.
-    pub upstream: &'a [f32],
+    /// Values per token that the finish program reads besides statistics.
+    pub tokens: &'a [(&'static str, Vec<f32>)],
 }
 
 /// Sizes that decide how much memory passes need.
@@ -104,8 +119,11 @@ pub trait Passes: Clone + Debug + Send + Sync + 'static {
     /// The memory that rows live in; ranks of one group have to agree on it.
     fn place(&self) -> String;
 
-    /// The kernels for a dtype and a chunk; `None` takes the device's choice.
-    fn kernels(&self, dtype: Dtype, chunk: Option<usize>) -> Result<Self::Kernels>;
+    /// The kernels for a loss, a dtype and a chunk; `None` takes the device's choice.
+    fn kernels(&self, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Self::Kernels>;
+
+    /// Whether pass T of the loss can run from saved values.
+    fn can_save(kernels: &Self::Kernels) -> bool;
 
     /// Names of the kernels that a microbatch calls.
     fn names(kernels: &Self::Kernels, saved: bool) -> Vec<&'static str>;

@@ -41,6 +41,10 @@ pub struct Policy {
     pub save: Save,
     /// Vocabulary entries a kernel works on at a time; one of the sizes there are kernels for. `None` picks one.
     pub chunk: Option<usize>,
+    /// X is frozen: dX is not computed, and algorithms one and naive save their last barrier.
+    pub frozen_input: bool,
+    /// W is frozen: nothing is kept for pass T, which cannot be called.
+    pub frozen_weight: bool,
     /// Bytes over inputs and outputs a rank may use for one microbatch; exceeding it is an error.
     pub memory_budget: Option<usize>,
 }

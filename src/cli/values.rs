@@ -126,6 +126,6 @@ pub struct PolicyArgs {
 impl PolicyArgs {
     /// The policy, with a limit on the bytes over inputs and outputs of a rank.
     pub fn policy(self, memory_budget: Option<usize>) -> Policy {
-        Policy { algorithm: self.algorithm, save: self.save, chunk: self.chunk, memory_budget }
+        Policy { algorithm: self.algorithm, save: self.save, chunk: self.chunk, memory_budget, ..Policy::default() }
     }
 }

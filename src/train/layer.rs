@@ -121,7 +121,7 @@ impl VocabularyLayer for Fused {
         let mut tickets: Vec<Vec<WeightGrad<'_>>> = self.layers.iter().map(|_| vec![]).collect();
         let mut loss = 0.0;
         for (i, (x, batch)) in xs.iter().zip(batches).enumerate() {
-            let batch = Batch { x: x.matrix(self.hidden)?, targets: batch.targets, upstream: None };
+            let batch = Batch::new(x.matrix(self.hidden)?, batch.targets);
             let result = self.microbatch(batch, w)?;
             loss += result.loss;
             on_dx(i, &result.dx);
@@ -162,16 +162,8 @@ impl VocabularyLayer for Plain {
     ) -> Result<f64, TrainError> {
         let x: Vec<f32> = batches.iter().flat_map(|b| b.x).copied().collect();
         let targets: Vec<i64> = batches.iter().flat_map(|b| b.targets).copied().collect();
-        let problem = Problem {
-            x: &x,
-            w,
-            targets: &targets,
-            bias: None,
-            upstream: None,
-            hidden: self.hidden,
-            vocab: w.len() / self.hidden,
-            options: Options { reduction: problem::Reduction::Sum, ..Options::default() },
-        };
+        let options = Options { reduction: problem::Reduction::Sum, ..Options::default() };
+        let problem = Problem::new(&x, w, &targets, self.hidden, options);
         self.composition.input_gradient(&problem, &mut self.out)?;
         self.composition.weight_gradient(&problem, &mut self.out)?;
         let mut dx = self.out.dx.as_slice();

@@ -4,11 +4,11 @@
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use vocabfuse::problem::{self, Outputs, Problem};
+use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
     Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy,
-    Reduction, Shard, ShardLayout, Target, Upstream,
+    Shard, ShardLayout, Target, Upstream,
 };
 
 /// A problem of random tensors, and how to run it.
@@ -24,6 +24,8 @@ pub struct Case {
     pub loss: CrossEntropy,
     pub bias: bool,
     pub upstream: bool,
+    /// Upstream gradients of lse, weights of tokens, weights of classes.
+    pub extras: [bool; 3],
     /// Standard deviation of the logits.
     pub spread: f32,
     pub seed: u64,
@@ -41,6 +43,7 @@ impl Case {
             loss: CrossEntropy::default(),
             bias: false,
             upstream: false,
+            extras: [false; 3],
             spread: 1.0,
             seed: 1,
         }
@@ -55,6 +58,9 @@ pub struct Tensors {
     pub targets: Vec<i64>,
     pub bias: Option<Vec<f32>>,
     pub upstream: Option<Vec<f32>>,
+    pub lse_upstream: Option<Vec<f32>>,
+    pub token_weights: Option<Vec<f32>>,
+    pub class_weights: Option<Vec<f32>>,
 }
 
 impl Tensors {
@@ -72,13 +78,18 @@ impl Tensors {
         let w = values(case.vocab * case.hidden, scale);
         let bias = case.bias.then(|| values(case.vocab, 0.5));
         let upstream = case.upstream.then(|| values(case.tokens, 1.0));
+        let [by_lse, by_token, by_class] = case.extras;
+        let lse_upstream = by_lse.then(|| values(case.tokens, 0.3));
+        let mut weights = |count| values(count, 1.0).into_iter().map(f32::abs).collect();
+        let token_weights = by_token.then(|| weights(case.tokens));
+        let class_weights = by_class.then(|| weights(case.vocab));
         let targets = (0..case.tokens)
             .map(|i| match case.loss.ignore_index {
                 Some(ignored) if i % 5 == 3 => ignored,
                 _ => rng.random_range(0..case.vocab.max(1) as i64),
             })
             .collect();
-        Tensors { x, w, targets, bias, upstream }
+        Tensors { x, w, targets, bias, upstream, lse_upstream, token_weights, class_weights }
     }
 }
 
@@ -131,21 +142,27 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
     let results = vocabfuse::ranks::each(items, |rank, ((comm, dw), dbias)| {
         let layer = OutputLayer::new(device, &layout, rank, case.loss, case.policy)?;
         let range = layout.range(rank);
-        let batch = Batch { x, targets: &tensors.targets, upstream: tensors.upstream.as_deref() };
+        let batch = Batch {
+            upstream: tensors.upstream.as_deref(),
+            lse_upstream: tensors.lse_upstream.as_deref(),
+            token_weights: tensors.token_weights.as_deref(),
+            class_weights: tensors.class_weights.as_deref(),
+            ..Batch::new(x, &tensors.targets)
+        };
         let shard = Shard { weight: w.row_range(range.clone())?, bias: tensors.bias.as_deref().map(|b| &b[range]) };
         let partial = layer.s_pass(batch, shard)?;
         let kernels = partial.kernels();
         let done = partial.start_combine(&comm)?.wait()?;
         layer.t_pass(done.weight_grad, Gradients { dw, dbias }, Upstream::One)?;
-        let (loss, lse, dx) = (done.loss, done.lse, done.dx);
-        Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels))
+        let (loss, lse, dx, argmax) = (done.loss, done.lse, done.dx, done.argmax.unwrap_or_default());
+        Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels, argmax))
     })?;
-    let (loss, lse, dx, _, kernels) = results[0].clone();
+    let (loss, lse, dx, _, kernels, argmax) = results[0].clone();
     for (other_loss, other_lse, other_dx, ..) in &results {
         assert!(same(&loss, other_loss) && same(&lse, other_lse) && same(&dx, other_dx), "ranks got different results");
     }
     let counters = results.iter().map(|r| r.3).collect();
-    Ok(Run { out: Outputs { loss, lse, dx: dx.to_vec(), dw, dbias }, counters, kernels })
+    Ok(Run { out: Outputs { loss, lse, argmax, dx: dx.to_vec(), dw, dbias }, counters, kernels })
 }
 
 /// Equal bit for bit.
@@ -153,33 +170,22 @@ pub fn same(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-fn options(loss: &CrossEntropy) -> problem::Options {
-    problem::Options {
-        logit_scale: f64::from(loss.logit_scale),
-        ignore_index: loss.ignore_index,
-        reduction: match loss.reduction {
-            Reduction::None => problem::Reduction::None,
-            Reduction::Sum => problem::Reduction::Sum,
-            Reduction::Mean => problem::Reduction::Mean,
-        },
-        normalizer: loss.normalizer.map(f64::from),
-    }
-}
-
 /// The same problem in f64.
 pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
     let wide = |v: &[f32]| -> Vec<f64> { v.iter().map(|v| f64::from(*v)).collect() };
+    let optional = |v: &Option<Vec<f32>>| v.as_deref().map(wide);
     let (x, w) = (wide(&tensors.x), wide(&tensors.w));
-    let (bias, upstream) = (tensors.bias.as_deref().map(wide), tensors.upstream.as_deref().map(wide));
+    let [bias, upstream, lse_upstream, token_weights, class_weights] =
+        [&tensors.bias, &tensors.upstream, &tensors.lse_upstream, &tensors.token_weights, &tensors.class_weights]
+            .map(optional);
     let problem = Problem {
-        x: &x,
-        w: &w,
-        targets: &tensors.targets,
         bias: bias.as_deref(),
         upstream: upstream.as_deref(),
-        hidden: case.hidden,
+        lse_upstream: lse_upstream.as_deref(),
+        token_weights: token_weights.as_deref(),
+        class_weights: class_weights.as_deref(),
         vocab: case.vocab,
-        options: options(&case.loss),
+        ..Problem::new(&x, &w, &tensors.targets, case.hidden, Options::from(case.loss))
     };
     reference::cross_entropy(&problem).expect("the case is well-formed")
 }
@@ -187,14 +193,13 @@ pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
 /// The same problem as a plain composition in the dtype of the case.
 pub fn composition(case: &Case, tensors: &Tensors) -> Outputs<f32> {
     let problem = Problem {
-        x: &tensors.x,
-        w: &tensors.w,
-        targets: &tensors.targets,
         bias: tensors.bias.as_deref(),
         upstream: tensors.upstream.as_deref(),
-        hidden: case.hidden,
+        lse_upstream: tensors.lse_upstream.as_deref(),
+        token_weights: tensors.token_weights.as_deref(),
+        class_weights: tensors.class_weights.as_deref(),
         vocab: case.vocab,
-        options: options(&case.loss),
+        ..Problem::new(&tensors.x, &tensors.w, &tensors.targets, case.hidden, Options::from(case.loss))
     };
     plain::cross_entropy(&problem, case.dtype).expect("the case is well-formed")
 }
@@ -217,10 +222,33 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     one("lse", &run.out.lse, &plain.lse, &truth.lse)?;
     one("dx", &run.out.dx, &plain.dx, &truth.dx)?;
     one("dw", &run.out.dw, &plain.dw, &truth.dw)?;
+    if case.loss.argmax {
+        argmax(case, tensors, run, &truth)?;
+    }
     match (&run.out.dbias, &plain.dbias, &truth.dbias) {
         (Some(got), Some(plain), Some(truth)) => one("dbias", got, plain, truth),
         _ => Ok(()),
     }
+}
+
+// Logits that f32 cannot tell apart may change places.
+fn argmax(case: &Case, tensors: &Tensors, run: &Run, truth: &Outputs<f64>) -> Result<(), String> {
+    let logit = |token: usize, class: i64| {
+        let class = usize::try_from(class).map_err(|_| format!("argmax: token {token} has {class} in {case:?}"))?;
+        let (x, w) = (&tensors.x[token * case.hidden..][..case.hidden], &tensors.w[class * case.hidden..]);
+        let product: f64 = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        let z = f64::from(case.loss.logit_scale) * product + tensors.bias.as_ref().map_or(0.0, |b| f64::from(b[class]));
+        Ok::<_, String>(case.loss.softcap.map_or(z, |c| f64::from(c) * (z / f64::from(c)).tanh()))
+    };
+    for (token, (got, want)) in run.out.argmax.iter().zip(&truth.argmax).enumerate() {
+        if got != want {
+            let (got, want) = (logit(token, *got)?, logit(token, *want)?);
+            if (got - want).abs() > 1e-5 * want.abs().max(1.0) {
+                return Err(format!("argmax: the logit of token {token} is {got}, the largest {want} in {case:?}"));
+            }
+        }
+    }
+    if run.out.argmax.len() == truth.argmax.len() { Ok(()) } else { Err("argmax: wrong length".to_owned()) }
 }
 
 /// Every target that can run here.

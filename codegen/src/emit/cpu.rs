@@ -89,6 +89,7 @@ pub(super) fn render_kernel(spec: &KernelSpec, programs: Value, bindings: Value)
         spec_json => serde_json::to_string(spec).unwrap_or_default(),
         template => template,
         bindings => bindings,
+        shared => spec.kernel == KernelKind::LogitsOperand && loss.shares_operand(),
         entry => entry(spec.kernel),
         dtype => spec.dtype.as_str(),
         storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },

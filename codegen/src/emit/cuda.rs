@@ -143,7 +143,9 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 ..scratch_context(spec, &staged, (plan.m / 64) * plan.n * 4)
             }
         }
-        KernelKind::ReduceStatistics | KernelKind::Merge => context! { statistics => listed },
+        KernelKind::ReduceStatistics | KernelKind::Merge => {
+            context! { statistics => listed, operand => loss.operand.is_some() }
+        }
         KernelKind::Finish => {
             let position = |name: &str| loss.finish.row_outputs().position(|(n, _)| n == name);
             let wanted: Vec<_> = loss.finish.row_outputs().map(|(_, v)| (v, Shape::Row)).collect();

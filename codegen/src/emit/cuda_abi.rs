@@ -101,10 +101,12 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
         ("targets", Read(I32)),
         ("references", Read(F32)),
     ];
-    let operand: List = if spec.kernel == KernelKind::Finish && loss.operand.is_some() {
-        &[("operand", Read(F32)), ("operand_stride", Long)]
-    } else {
-        &[]
+    let operand: List = match spec.kernel {
+        KernelKind::Finish if loss.operand.is_some() => &[("operand", Read(F32)), ("operand_stride", Long)],
+        KernelKind::Merge if loss.operand.is_some() => {
+            &[("operand", Write(F32)), ("other_operand", Read(F32)), ("operand_rows", Int)]
+        }
+        _ => &[],
     };
     let column_partials: List =
         if bound.column_gradients.is_empty() { &[] } else { &[("column_partials", Write(F32))] };

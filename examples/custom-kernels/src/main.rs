@@ -28,7 +28,7 @@ fn loss(cpu: &Cpu, chunk: usize) -> Result<(f32, Vec<f32>), Error> {
     let policy = Policy { chunk: Some(chunk), ..Policy::default() };
     let layer = OutputLayer::new(cpu, &layout, 0, CrossEntropy::default(), policy)?;
     let ranks = Local::group(1);
-    let batch = Batch { x: Matrix::new(&x, tokens, hidden)?, targets: &targets, upstream: None };
+    let batch = Batch::new(Matrix::new(&x, tokens, hidden)?, &targets);
     let shard = Shard { weight: Matrix::new(&w, vocab, hidden)?, bias: None };
 
     let partial = layer.s_pass(batch, shard)?;

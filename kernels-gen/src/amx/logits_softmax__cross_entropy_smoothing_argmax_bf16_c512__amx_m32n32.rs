@@ -326,6 +326,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["bias", "class_weight"],
         outputs: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::LogitsSoftmax(kernel),

@@ -327,6 +327,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["bias", "class_weight"],
         outputs: &["weighted_logits", "rest", "target_logit"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::LogitsSoftmax(kernel),

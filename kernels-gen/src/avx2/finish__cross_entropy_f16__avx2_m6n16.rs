@@ -115,6 +115,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "bound"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::Finish(kernel),

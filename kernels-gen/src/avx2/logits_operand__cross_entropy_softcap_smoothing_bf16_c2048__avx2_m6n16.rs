@@ -171,6 +171,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["class_weight", "bias"],
         outputs: &[],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::LogitsSoftmax(kernel),

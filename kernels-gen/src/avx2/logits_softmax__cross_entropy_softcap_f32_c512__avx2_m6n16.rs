@@ -204,6 +204,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["bias"],
         outputs: &["rest", "target_logit"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::LogitsSoftmax(kernel),

@@ -170,6 +170,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["class_weight", "bias"],
         outputs: &[],
         column_gradients: &["bias"],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::WeightGrad(kernel),

@@ -114,6 +114,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &[],
         column_gradients: &["bias"],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::WeightGrad(kernel),

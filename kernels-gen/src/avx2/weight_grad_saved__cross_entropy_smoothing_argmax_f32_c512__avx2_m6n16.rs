@@ -120,6 +120,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["class_weight"],
         outputs: &[],
         column_gradients: &["bias"],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::WeightGrad(kernel),

@@ -121,6 +121,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "bound", "argmax"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::Finish(kernel),

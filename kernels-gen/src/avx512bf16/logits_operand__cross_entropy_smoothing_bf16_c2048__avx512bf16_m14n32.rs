@@ -159,6 +159,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["class_weight"],
         outputs: &[],
         column_gradients: &[],
+        shared: true,
     },
     geometry: GEOMETRY,
     entry: Entry::LogitsSoftmax(kernel),

@@ -161,6 +161,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["class_weight"],
         outputs: &[],
         column_gradients: &[],
+        shared: true,
     },
     geometry: GEOMETRY,
     entry: Entry::LogitsSoftmax(kernel),

@@ -206,6 +206,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &["bias"],
         outputs: &["rest", "target_logit", "argmax", "largest"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::LogitsSoftmax(kernel),

@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// What a rank does with its block once it is merged.
 pub(crate) struct Finish<'a> {
     pub(crate) job: FinishJob<'a>,
-    /// N, the rows of dX.
-    pub(crate) rows: usize,
+    /// N, the rows of dX, if it is wanted.
+    pub(crate) dx_rows: Option<usize>,
 }
 
 /// Merged blocks in the order of tokens, and dX `[N, H]` if the rows were finished.
@@ -38,7 +38,7 @@ impl<D: Device> Combine for MergeRows<'_, D> {
     type Output = Vec<f32>;
 
     fn output(&self) -> Option<Vec<f32>> {
-        self.finish.map(|f| vec![0.0; f.rows * f.job.hidden])
+        self.finish.and_then(|f| Some(vec![0.0; f.dx_rows? * f.job.hidden]))
     }
 
     fn address(dx: &mut Vec<f32>) -> *mut u8 {

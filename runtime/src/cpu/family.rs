@@ -20,18 +20,27 @@ pub struct Family {
     pub(crate) pack_tokens: unsafe fn(&abi::PackTokens),
     pub(crate) pack_tokens_grad: unsafe fn(&abi::PackTokens),
     pub(crate) pack_vocabulary: unsafe fn(&abi::PackVocabulary),
-    pub(crate) logits_softmax: unsafe fn(&abi::LogitsSoftmax),
+    pub(crate) logits_softmax: Softmax,
+    /// The second product with W, for losses that have one.
+    pub(crate) logits_operand: Option<Softmax>,
     pub(crate) unpack_accumulator: Option<unsafe fn(&abi::UnpackAccumulator)>,
-    pub(crate) weight_grad_saved: unsafe fn(&abi::WeightGrad),
+    /// Missing for losses whose gradient needs logits.
+    pub(crate) weight_grad_saved: Option<unsafe fn(&abi::WeightGrad)>,
     pub(crate) weight_grad_recompute: unsafe fn(&abi::WeightGrad),
     pub(crate) merge: unsafe fn(&abi::Merge),
     pub(crate) finish: unsafe fn(&abi::Finish),
     pub(crate) gather_rows: unsafe fn(&abi::GatherRows),
-    /// Kernels by role, for reports and for their bindings.
-    pub(crate) softmax_kernel: &'static Kernel,
+    /// Kernels by role, for their bindings.
     pub(crate) finish_kernel: &'static Kernel,
     pub(crate) grad_kernel: &'static Kernel,
     names: Vec<&'static str>,
+}
+
+/// A kernel of pass S, and its function.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Softmax {
+    pub(crate) kernel: &'static Kernel,
+    pub(crate) run: unsafe fn(&abi::LogitsSoftmax),
 }
 
 /// The target whose kernels a dtype uses: targets of bf16 use the f32 vectors of the same processor for the others.
@@ -42,6 +51,7 @@ pub(super) fn target(cpu: &Cpu, dtype: Dtype) -> Target {
 
 struct Lookup<'a> {
     cpu: &'a Cpu,
+    loss: &'a str,
     target: Target,
     dtype: Dtype,
     chunk: usize,
@@ -55,7 +65,7 @@ impl Lookup<'_> {
                 && k.target == self.target.as_str()
                 && (k.dtype == self.dtype.as_str() || k.kernel == "merge")
                 && (k.chunk == 0 || k.chunk == self.chunk)
-                && (k.loss.is_empty() || k.loss == "cross_entropy")
+                && (k.loss.is_empty() || k.loss == self.loss)
         })
     }
 
@@ -67,7 +77,11 @@ impl Lookup<'_> {
 
     fn missing(&self, kernel: &str) -> Error {
         let alike = |k: &&Kernel| {
-            k.kernel == kernel && k.target == self.target.as_str() && k.dtype == self.dtype.as_str() && k.chunk > 0
+            k.kernel == kernel
+                && k.target == self.target.as_str()
+                && k.dtype == self.dtype.as_str()
+                && k.chunk > 0
+                && k.loss == self.loss
         };
         let chunks: Vec<String> = self.cpu.registry().iter().filter(alike).map(|k| k.chunk.to_string()).collect();
         if !chunks.is_empty() && vocabfuse_codegen::spec::check_chunk(self.chunk).is_ok() {
@@ -82,7 +96,14 @@ impl Lookup<'_> {
             kernel: kernel.to_owned(),
             target: self.target,
             dtype: self.dtype,
-            message: "not in the registry".to_owned(),
+            message: format!("not in the registry for loss {}", self.loss),
+        }
+    }
+
+    fn softmax(&self, found: &'static Kernel) -> Result<Softmax> {
+        match found.entry {
+            Entry::LogitsSoftmax(run) => Ok(Softmax { kernel: found, run }),
+            _ => Err(self.missing(found.kernel)),
         }
     }
 }
@@ -99,8 +120,8 @@ macro_rules! entry {
 }
 
 impl Family {
-    /// The kernels for a dtype and a chunk; `None` takes the default chunk.
-    pub(crate) fn new(cpu: &Cpu, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
+    /// The kernels for a loss, a dtype and a chunk; `None` takes the default chunk.
+    pub(crate) fn new(cpu: &Cpu, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
         let chunk = match chunk {
             None => DEFAULT_CHUNK,
             Some(chunk) => vocabfuse_codegen::spec::check_chunk(chunk).map_err(|_| Error::Option {
@@ -109,10 +130,19 @@ impl Family {
             })?,
         };
         let target = target(cpu, dtype);
-        let mut lookup = Lookup { cpu, target, dtype, chunk, names: vec![] };
-        let softmax_kernel = lookup.find("logits_softmax")?;
-        let Entry::LogitsSoftmax(logits_softmax) = softmax_kernel.entry else {
-            return Err(lookup.missing("logits_softmax"));
+        let mut lookup = Lookup { cpu, loss, target, dtype, chunk, names: vec![] };
+        let found = lookup.find("logits_softmax")?;
+        let logits_softmax = lookup.softmax(found)?;
+        let logits_operand = match lookup.optional("logits_operand") {
+            Some(found) => {
+                lookup.names.push(found.name);
+                Some(lookup.softmax(found)?)
+            }
+            None => None,
+        };
+        let weight_grad_saved = match lookup.optional("weight_grad_saved") {
+            Some(_) => Some(entry!(lookup, "weight_grad_saved", WeightGrad)),
+            None => None,
         };
         let finish_kernel = lookup.find("finish")?;
         let Entry::Finish(finish) = finish_kernel.entry else {
@@ -130,20 +160,20 @@ impl Family {
             _ => None,
         });
         Ok(Family {
-            geometry: softmax_kernel.geometry,
+            geometry: logits_softmax.kernel.geometry,
             chunk,
             dtype,
             pack_tokens: entry!(lookup, "pack_tokens", PackTokens),
             pack_tokens_grad: entry!(lookup, "pack_tokens_grad", PackTokens),
             pack_vocabulary: entry!(lookup, "pack_vocabulary", PackVocabulary),
             logits_softmax,
+            logits_operand,
             unpack_accumulator,
-            weight_grad_saved: entry!(lookup, "weight_grad_saved", WeightGrad),
+            weight_grad_saved,
             weight_grad_recompute,
             merge: entry!(lookup, "merge", Merge),
             finish,
             gather_rows: entry!(lookup, "gather_rows", GatherRows),
-            softmax_kernel,
             finish_kernel,
             grad_kernel,
             names: lookup.names,
@@ -161,9 +191,9 @@ impl Family {
         hidden.next_multiple_of(self.geometry.panel)
     }
 
-    /// Number of row statistics besides the reference.
-    pub(crate) fn statistics(&self) -> usize {
-        self.softmax_kernel.bindings.statistics.len()
+    /// Row statistics besides the reference, each of a row that has seen no logit.
+    pub(crate) fn identities(&self) -> &'static [f32] {
+        self.logits_softmax.kernel.bindings.identities
     }
 }
 
@@ -207,5 +237,5 @@ impl ProgramInputs {
 
 /// Values per vocabulary entry by name; null is zero.
 pub(crate) fn column(inputs: &LayerInputs<'_>, name: &str) -> Option<*const f32> {
-    (name == "bias").then(|| inputs.bias.map_or(ptr::null(), <[f32]>::as_ptr))
+    inputs.column(name).map(|values| values.map_or(ptr::null(), <[f32]>::as_ptr))
 }

@@ -14,8 +14,8 @@ use vocabfuse_kernels::abi::Stages;
 /// Values per token that pass T reads, padded to whole panels.
 pub struct Factors {
     reference: Vec<f32>,
-    a_factor: Vec<f32>,
-    target_factor: Vec<f32>,
+    /// Outputs of the finish program that the gradient program reads, by name.
+    outputs: Vec<(&'static str, Vec<f32>)>,
 }
 
 fn padded(kernels: &Family, blocks: &[&Block<Cpu>]) -> usize {
@@ -46,8 +46,12 @@ impl Passes for Cpu {
         "host".to_owned()
     }
 
-    fn kernels(&self, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
-        Family::new(self, dtype, chunk)
+    fn kernels(&self, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
+        Family::new(self, loss, dtype, chunk)
+    }
+
+    fn can_save(kernels: &Family) -> bool {
+        kernels.weight_grad_saved.is_some()
     }
 
     fn names(kernels: &Family, saved: bool) -> Vec<&'static str> {
@@ -90,6 +94,7 @@ impl Passes for Cpu {
         let stages = if accumulate { Stages::All } else { Stages::Statistics };
         self.walk(kernels, pass, stages, &mut rows, saved.as_mut())?;
         if accumulate {
+            rows.operand = self.operand(kernels, pass)?;
             rows.targets = self.gather_targets(kernels, pass);
         }
         Ok((rows, saved))
@@ -129,6 +134,7 @@ impl Passes for Cpu {
             rows.state.truncate(1);
             rows.state.extend(identity.state.into_iter().skip(1));
         }
+        rows.operand = self.operand(kernels, pass)?;
         rows.targets = self.gather_targets(kernels, pass);
         Ok(rows)
     }
@@ -176,7 +182,7 @@ impl Passes for Cpu {
     ) -> Result<Finished> {
         let finished = self.finish_rows(kernels, rows, range, job, owners, dx)?;
         // dX is written: A is not needed any more.
-        rows.a = None;
+        (rows.a, rows.operand) = (None, None);
         Ok(finished)
     }
 
@@ -191,8 +197,8 @@ impl Passes for Cpu {
             let tokens = block.tokens.clone();
             reference[tokens.clone()].copy_from_slice(&block.rows.state[0].as_ref()[..tokens.len()]);
         }
-        let gather = |name| gather(kernels, blocks, name);
-        Ok(Factors { reference, a_factor: gather("a_factor"), target_factor: gather("target_factor") })
+        let read = kernels.grad_kernel.bindings.rows.iter().filter(|name| **name != "upstream");
+        Ok(Factors { reference, outputs: read.map(|name| (*name, gather(kernels, blocks, name))).collect() })
     }
 
     fn t_pass(
@@ -212,8 +218,7 @@ impl Passes for Cpu {
             rows: pass.rows,
             targets: pass.targets,
             reference: &ticket.reference,
-            a_factor: &ticket.a_factor,
-            target_factor: &ticket.target_factor,
+            outputs: &ticket.outputs,
             upstream,
             saved: saved.as_ref(),
         };

@@ -22,8 +22,32 @@ pub struct ShardRows {
     /// A, `[padded tokens, padded H]`, if the pass accumulated it.
     pub(crate) a: Option<Buffer<f32>>,
     pub(crate) a_stride: usize,
+    /// A₂, if the loss has one and the pass accumulated it.
+    pub(crate) operand: Option<Product>,
     /// Rows of W of the targets that this shard owns, packed.
     pub(crate) targets: TargetRows,
+}
+
+/// A second product with W, which merges by plain sums.
+#[derive(Clone)]
+pub struct Product {
+    /// `[padded tokens, stride]`, or one row (of a padded panel) that all tokens share.
+    pub(crate) values: Buffer<f32>,
+    pub(crate) stride: usize,
+    pub(crate) shared: bool,
+}
+
+impl Product {
+    fn block(&self, copy: impl Fn(&Buffer<f32>, usize) -> Buffer<f32>) -> Product {
+        let values = if self.shared { self.values.clone() } else { copy(&self.values, self.stride) };
+        Product { values, ..*self }
+    }
+
+    fn add(&mut self, other: &Product, start: usize) {
+        let start = if self.shared { 0 } else { start * self.stride };
+        let other = &other.values.as_ref()[start..];
+        self.values.as_mut().iter_mut().zip(other).for_each(|(mine, theirs)| *mine += theirs);
+    }
 }
 
 /// B: rows of W, by token.
@@ -53,16 +77,25 @@ impl ShardRows {
     /// Rows that have seen no logit: the identity of merging.
     pub(crate) fn identity(family: &Family, tokens: usize) -> ShardRows {
         let padded = tokens.next_multiple_of(family.geometry.panel);
-        let mut state: Vec<Buffer<f32>> = (0..=family.statistics()).map(|_| Buffer::zeroed(padded)).collect();
-        state[0].as_mut().fill(NO_REFERENCE);
-        ShardRows { tokens, state, a: None, a_stride: 0, targets: TargetRows::default() }
+        let filled = |value: &f32| {
+            let mut values = Buffer::zeroed(padded);
+            values.as_mut().fill(*value);
+            values
+        };
+        let state = [NO_REFERENCE].iter().chain(family.identities()).map(filled).collect();
+        ShardRows { tokens, state, a: None, a_stride: 0, operand: None, targets: TargetRows::default() }
     }
 
     /// Bytes that a transport moves for these rows.
     pub(crate) fn bytes(&self) -> usize {
         let state = self.state.len() * self.tokens * 4;
         let a = self.a.as_ref().map_or(0, |_| self.tokens * self.a_stride * 4);
-        state + a + self.targets.rows.len()
+        let operand = match &self.operand {
+            Some(product) if product.shared => product.stride * 4,
+            Some(product) => self.tokens * product.stride * 4,
+            None => 0,
+        };
+        state + a + operand + self.targets.rows.len()
     }
 
     /// A copy of some tokens, a range that begins at a panel. Target rows stay with their shard.
@@ -80,6 +113,7 @@ impl ShardRows {
             state: self.state.iter().map(|b| copy(b, 1)).collect(),
             a: self.a.as_ref().map(|a| copy(a, self.a_stride)),
             a_stride: self.a_stride,
+            operand: self.operand.as_ref().map(|product| product.block(copy)),
             targets: TargetRows::default(),
         }
     }
@@ -110,6 +144,9 @@ impl ShardRows {
                 other_a,
                 a_stride: self.a_stride,
             });
+        }
+        if let (Some(mine), Some(theirs)) = (&mut self.operand, &other.operand) {
+            mine.add(theirs, start);
         }
     }
 }
@@ -145,15 +182,19 @@ impl Cpu {
         let padded = range.len().next_multiple_of(family.geometry.panel);
         let mut outputs: Vec<Buffer<f32>> = kernel.bindings.outputs.iter().map(|_| Buffer::zeroed(padded)).collect();
         let pointers: Vec<*mut f32> = outputs.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
-        let statistic = |name: &str| {
-            let position = family.softmax_kernel.bindings.statistics.iter().position(|n| *n == name)?;
-            Some(merged.state[position + 1].as_ref().as_ptr())
+        let value = |name: &str| {
+            let statistics = family.logits_softmax.kernel.bindings.statistics;
+            if let Some(position) = statistics.iter().position(|n| *n == name) {
+                return Some(merged.state[position + 1].as_ref().as_ptr());
+            }
+            let (_, values) = job.tokens.iter().find(|(known, _)| *known == name)?;
+            Some(values[range.start..].as_ptr())
         };
         let inputs = ProgramInputs {
             classes: 0,
             targets: ptr::null(),
             uniforms: bind(kernel, kernel.bindings.uniforms, |name| job.inputs.uniform(name))?,
-            rows: bind(kernel, kernel.bindings.rows, statistic)?,
+            rows: bind(kernel, kernel.bindings.rows, value)?,
             columns: vec![],
         };
         let target_rows: Vec<*const u8> = range
@@ -167,7 +208,6 @@ impl Cpu {
                 end,
                 reference: merged.state[0].as_ref().as_ptr(),
                 outputs: pointers.as_ptr(),
-                upstream: job.upstream[range.clone()].as_ptr(),
                 hidden: job.hidden,
                 a: if dx.is_some() {
                     merged.a.as_ref().map_or(ptr::null(), |a| a.as_ref().as_ptr())
@@ -175,6 +215,8 @@ impl Cpu {
                     ptr::null()
                 },
                 a_stride: merged.a_stride,
+                operand: merged.operand.as_ref().map_or(ptr::null(), |p| p.values.as_ref().as_ptr()),
+                operand_stride: merged.operand.as_ref().filter(|p| !p.shared).map_or(0, |p| p.stride),
                 target_rows: target_rows.as_ptr(),
                 rows: job.rows[range.clone()].as_ptr(),
                 dx: dx.map_or(ptr::null_mut(), SharedPointer::get),

@@ -1,8 +1,8 @@
 //! Pass S of one shard: packs X once, then walks the vocabulary chunk by chunk.
 
 use super::Cpu;
-use super::family::{Family, ProgramInputs, bind, column};
-use super::rows::{ShardRows, TargetRows};
+use super::family::{Family, ProgramInputs, Softmax, bind, column};
+use super::rows::{Product, ShardRows, TargetRows};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::passes::SPass;
 use crate::{Matrix, Result};
@@ -95,7 +95,31 @@ impl Cpu {
         rows: &mut ShardRows,
         saved: Option<&mut Saved>,
     ) -> Result<()> {
-        let kernel = family.softmax_kernel;
+        self.walk_with(family, family.logits_softmax, pass, stages, rows, saved)
+    }
+
+    /// A₂, the second product with W, if the loss has one: a row for all tokens if its operand is the same for all.
+    pub(crate) fn operand(&self, family: &Family, pass: &SPass<'_>) -> Result<Option<Product>> {
+        let Some(kernel) = family.logits_operand else { return Ok(None) };
+        // Without tokens there is no row of X to give to the kernel, and no row of dX.
+        let tokens = if kernel.kernel.bindings.shared { pass.rows.len().min(1) } else { pass.rows.len() };
+        let padded = tokens.next_multiple_of(family.geometry.panel);
+        let pass = SPass { rows: &pass.rows[..tokens], targets: &pass.targets[..padded], ..*pass };
+        let mut rows = ShardRows::identity(family, tokens);
+        self.walk_with(family, kernel, &pass, Stages::All, &mut rows, None)?;
+        Ok(rows.a.map(|values| Product { values, stride: rows.a_stride, shared: kernel.kernel.bindings.shared }))
+    }
+
+    fn walk_with(
+        &self,
+        family: &Family,
+        softmax: Softmax,
+        pass: &SPass<'_>,
+        stages: Stages,
+        rows: &mut ShardRows,
+        saved: Option<&mut Saved>,
+    ) -> Result<()> {
+        let kernel = softmax.kernel;
         let inputs = ProgramInputs {
             classes: pass.inputs.classes as i32,
             targets: pass.targets.as_ptr(),
@@ -103,13 +127,14 @@ impl Cpu {
             rows: bind(kernel, kernel.bindings.rows, |_| None)?,
             columns: bind(kernel, kernel.bindings.columns, |name| column(&pass.inputs, name))?,
         };
-        self.pool().install(|| self.walk_chunks(family, pass, &inputs, stages, rows, saved));
+        self.pool().install(|| self.walk_chunks(family, softmax, pass, &inputs, stages, rows, saved));
         Ok(())
     }
 
     fn walk_chunks(
         &self,
         family: &Family,
+        softmax: Softmax,
         pass: &SPass<'_>,
         inputs: &ProgramInputs,
         stages: Stages,
@@ -159,7 +184,7 @@ impl Cpu {
                 // SAFETY: all buffers have the extents that the kernel states; each call owns the state, the rows of A
                 // and the saved values of its panels, and the scratch of its thread.
                 unsafe {
-                    (family.logits_softmax)(&abi::LogitsSoftmax {
+                    (softmax.run)(&abi::LogitsSoftmax {
                         inputs: inputs.view(),
                         stages,
                         hidden,

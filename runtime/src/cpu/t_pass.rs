@@ -22,8 +22,8 @@ pub(crate) struct TPass<'a> {
     pub(crate) targets: &'a [i32],
     /// Final reference.
     pub(crate) reference: &'a [f32],
-    pub(crate) a_factor: &'a [f32],
-    pub(crate) target_factor: &'a [f32],
+    /// Outputs of the finish program by name.
+    pub(crate) outputs: &'a [(&'static str, Vec<f32>)],
     pub(crate) upstream: &'a [f32],
     /// Values saved by pass S; `None` recomputes them.
     pub(crate) saved: Option<&'a Saved>,
@@ -52,11 +52,12 @@ impl Cpu {
         // Both kernels run the same programs, so they bind the same names.
         let kernel = family.grad_kernel;
         let names = kernel.bindings;
-        let row = |name: &str| match name {
-            "a_factor" => Some(pass.a_factor.as_ptr()),
-            "target_factor" => Some(pass.target_factor.as_ptr()),
-            "upstream" => Some(pass.upstream.as_ptr()),
-            _ => None,
+        let row = |name: &str| {
+            if name == "upstream" {
+                return Some(pass.upstream.as_ptr());
+            }
+            let (_, values) = pass.outputs.iter().find(|(known, _)| *known == name)?;
+            Some(values.as_ptr())
         };
         let inputs = |uniforms, rows, columns| -> Result<ProgramInputs> {
             Ok(ProgramInputs {
@@ -99,7 +100,7 @@ impl Cpu {
             .map(|_| Mutex::new((Buffer::zeroed((geometry.grad_scratch)(rows, width)), Buffer::zeroed(packed))))
             .collect();
         let region = padded * family.chunk * family.dtype.size();
-        let run = if recompute { family.weight_grad_recompute } else { family.weight_grad_saved };
+        let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
         tasks(family, pass.w.rows(), rows).into_par_iter().for_each(|task| {
             let thread = rayon::current_thread_index().unwrap_or(0);

@@ -69,5 +69,5 @@ pub(super) fn ahead(
         let entry = cuda_entry(&spec, &loss).map_err(|e| Error::Compile(e.to_string()))?;
         compiler.code(&spec, &loss, &entry).map(|_| entry.name)
     };
-    kinds(dtype).into_iter().map(one).collect()
+    kinds(dtype).into_iter().filter(|kind| loss.has(*kind)).map(one).collect()
 }

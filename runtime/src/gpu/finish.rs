@@ -64,19 +64,21 @@ pub(super) fn finish(
     let outputs = Buffer::new(driver, kernels.outputs().len() * tokens * 4)?;
     let a = rows.a.take().filter(|_| dx.is_some());
     let target = owned(kernels, &range, owners, width * kernels.dtype.size())?;
-    let upstream = Buffer::with(driver, &job.upstream[range.clone()])?;
+    let operand = rows.operand.take();
+    let per_token =
+        |(name, values): &(&'static str, Vec<f32>)| Ok((*name, Buffer::with(driver, &values[range.clone()])?));
+    let per_token: Vec<(&str, Buffer)> = job.tokens.iter().map(per_token).collect::<Result<_>>()?;
     let index = Buffer::with(driver, &target.index)?;
     let gradient = Buffer::new(driver, if a.is_some() { tokens * width * 4 } else { 0 })?;
     let statistics = kernels.statistics();
-    let statistic = |name: &str| {
-        let position = statistics.iter().position(|(known, _)| known == name)?;
-        Some(rows.state_part(1 + position))
+    let value = |name: &str| match statistics.iter().position(|(known, _)| known == name) {
+        Some(position) => Some(rows.state_part(1 + position)),
+        None => per_token.iter().find(|(known, _)| *known == name).map(|(_, values)| values.from(0)),
     };
     let call = kernels
         .call(KernelKind::Finish)?
         .set([
             ("references", rows.state_part(0)),
-            ("upstream", upstream.from(0)),
             ("hidden", I32(width as i32)),
             ("a", pointer(a.as_ref())),
             ("a_stride", I64(width as i64)),
@@ -88,9 +90,11 @@ pub(super) fn finish(
             ("dx_stride", I64(width as i64)),
             ("outputs", outputs.from(0)),
             ("output_stride", I64(tokens as i64)),
+            ("operand", pointer(operand.as_ref().map(|o| &o.values))),
+            ("operand_stride", I64(if operand.as_ref().is_some_and(|o| o.shared) { 0 } else { width as i64 })),
         ])
         .uniforms(|name| job.inputs.uniform(name))?
-        .rows(statistic)?;
+        .rows(value)?;
     call.launch(row_blocks(tokens))?;
     if let (Some(dx), Some(_)) = (dx, &a) {
         gradient.each_row(tokens, width, |token, values| {

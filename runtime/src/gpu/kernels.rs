@@ -41,6 +41,11 @@ impl Library {
         &self.driver
     }
 
+    /// The same device and cache, with no kernel loaded.
+    pub(super) fn emptied(&self) -> Library {
+        Library { driver: Arc::clone(&self.driver), compiler: self.compiler.clone(), loaded: Mutex::default() }
+    }
+
     fn get(&self, spec: &KernelSpec, loss: &Loss) -> Result<Arc<Kernel>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let name = spec.name();
@@ -103,6 +108,11 @@ impl Kernels {
         &self.library.driver
     }
 
+    /// The programs.
+    pub(super) fn loss(&self) -> &Loss {
+        &self.loss
+    }
+
     /// Rules by which row statistics merge, in order.
     pub(super) fn statistics(&self) -> Vec<(String, Merge)> {
         self.loss.statistics_rules()
@@ -116,7 +126,7 @@ impl Kernels {
     /// Names of the kernels that a microbatch calls.
     pub(super) fn names(&self, saved: bool) -> Vec<&'static str> {
         let unused = if saved { KernelKind::LogitsGradient } else { KernelKind::SavedGradient };
-        let used = kinds(self.dtype).into_iter().filter(|kind| *kind != unused);
+        let used = kinds(self.dtype).into_iter().filter(|kind| *kind != unused && self.loss.has(*kind));
         used.filter_map(|kind| self.name(kind).ok()).collect()
     }
 
@@ -131,6 +141,7 @@ impl Kernels {
 pub(super) fn kinds(dtype: Dtype) -> Vec<KernelKind> {
     let mut kinds = vec![
         KernelKind::LogitsSoftmax,
+        KernelKind::LogitsOperand,
         KernelKind::ReduceStatistics,
         KernelKind::Accumulate,
         KernelKind::GatherRows,

@@ -26,10 +26,11 @@ use crate::{Error, Result};
 use cache::Cache;
 use driver::Driver;
 use kernels::Library;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use vocabfuse_codegen::{Dtype, Loss, Precision};
+use vocabfuse_codegen::{CrossEntropyForm, Dtype, Loss, Precision};
 
 /// A GPU, or an interpreter in its place. Clones are the same device.
 ///
@@ -40,7 +41,7 @@ use vocabfuse_codegen::{Dtype, Loss, Precision};
 #[derive(Clone, Debug)]
 pub struct Gpu {
     library: Arc<Library>,
-    loss: Arc<Loss>,
+    losses: Arc<BTreeMap<String, Arc<Loss>>>,
     precision: Option<Precision>,
     name: String,
     id: u64,
@@ -65,13 +66,37 @@ impl Gpu {
 
     fn new(driver: Arc<dyn Driver>) -> Result<Gpu> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let loss = vocabfuse_codegen::cross_entropy().map_err(|e| Error::Compile(e.to_string()))?;
+        let mut losses = BTreeMap::new();
+        for form in CrossEntropyForm::all() {
+            losses.insert(form.name(), Arc::new(form.loss().map_err(|e| Error::Compile(e.to_string()))?));
+        }
         Ok(Gpu {
             name: driver.name(),
             library: Arc::new(Library::new(driver, Cache::new())),
-            loss: Arc::new(loss),
+            losses: Arc::new(losses),
             precision: None,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+
+    /// The same device with a loss of one's own, for [`crate::OutputLayer::with_loss`]. One of the same name is replaced.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] if the programs do not fit together.
+    pub fn with_loss(mut self, loss: Loss) -> Result<Gpu> {
+        loss.verify().map_err(|e| Error::Compile(e.to_string()))?;
+        // Kernels are known by their names, which do not tell two losses of one name apart.
+        self.library = Arc::new(self.library.emptied());
+        Arc::make_mut(&mut self.losses).insert(loss.name.clone(), Arc::new(loss));
+        Ok(self)
+    }
+
+    /// The programs of a loss.
+    fn loss(&self, name: &str) -> Result<&Arc<Loss>> {
+        self.losses.get(name).ok_or_else(|| {
+            let known: Vec<&str> = self.losses.keys().map(String::as_str).collect();
+            let message = format!("expected one of {}, got {name:?}", known.join(", "));
+            Error::Option { option: "loss", message }
         })
     }
 

@@ -26,8 +26,12 @@ impl Passes for Gpu {
         format!("the memory of {} #{}{precision}", self.name, self.id)
     }
 
-    fn kernels(&self, dtype: Dtype, chunk: Option<usize>) -> Result<Kernels> {
-        Kernels::new(&self.library, &self.loss, dtype, self.precision, chunk)
+    fn kernels(&self, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Kernels> {
+        Kernels::new(&self.library, self.loss(loss)?, dtype, self.precision, chunk)
+    }
+
+    fn can_save(kernels: &Kernels) -> bool {
+        kernels.loss().can_save()
     }
 
     fn names(kernels: &Kernels, saved: bool) -> Vec<&'static str> {
@@ -67,6 +71,7 @@ impl Passes for Gpu {
         let walk = Walk::new(kernels, inputs, pass, accumulate && !save)?;
         let mut rows = walk.statistics(accumulate, saved.as_ref())?;
         if accumulate {
+            rows.operand = walk.operand()?;
             rows.targets = s_pass::gather_targets(kernels, inputs, pass)?;
         }
         Ok((rows, saved))
@@ -93,6 +98,7 @@ impl Passes for Gpu {
         rows.width = inputs.width;
         let walk = Walk::new(kernels, inputs, pass, saved.is_none())?;
         walk.relative(&mut rows, saved.as_deref())?;
+        rows.operand = walk.operand()?;
         rows.targets = s_pass::gather_targets(kernels, inputs, pass)?;
         Ok(rows)
     }

@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use vocabfuse_codegen::KernelKind;
 use vocabfuse_codegen::cuda::row_blocks;
-use vocabfuse_codegen::loss::Merge;
 
 /// The reference of a row that has seen no finite logit: -2^126, below any, and finite, so that differences are.
 const NO_REFERENCE: f32 = -8.507_059e37;
@@ -24,8 +23,10 @@ pub struct Rows {
     pub(super) state: Buffer,
     /// A, `[tokens, width]`, if the pass accumulated it.
     pub(super) a: Option<Buffer>,
-    /// Elements from one row of A to the next.
+    /// Elements from one row of A, and of A₂, to the next.
     pub(super) width: usize,
+    /// A₂, if the loss has one and the pass accumulated it: a row for each token, or one for all.
+    pub(super) operand: Option<Operand>,
     /// Rows of W of the targets that the shard owns.
     pub(super) targets: Targets,
     /// Whether only the references say anything.
@@ -41,6 +42,14 @@ pub struct Targets {
     pub(super) rows: Option<Arc<Buffer>>,
 }
 
+/// A second product with W, which merges by plain sums.
+#[derive(Debug)]
+pub(super) struct Operand {
+    pub(super) values: Buffer,
+    /// Whether one row serves all tokens.
+    pub(super) shared: bool,
+}
+
 /// A pointer to a buffer that may be missing.
 pub(super) fn pointer(buffer: Option<&Buffer>) -> Argument {
     buffer.map_or(Argument::Pointer(0), |b| b.from(0))
@@ -51,18 +60,17 @@ impl Rows {
     pub(super) fn new(kernels: &Kernels, tokens: usize, width: usize) -> Result<Rows> {
         let parts = 1 + kernels.statistics().len();
         let state = Buffer::new(kernels.driver(), parts * tokens * 4)?;
-        Ok(Rows { tokens, state, a: None, width, targets: Targets::default(), references_only: false })
+        Ok(Rows { tokens, state, a: None, width, operand: None, targets: Targets::default(), references_only: false })
     }
 
     /// Rows that have seen no logit: the identity of merging.
     pub(super) fn identity(kernels: &Kernels, tokens: usize, width: usize) -> Result<Rows> {
         let mut values = vec![NO_REFERENCE; tokens];
         for (_, rule) in kernels.statistics() {
-            let nothing = if rule == Merge::Max { f32::NEG_INFINITY } else { 0.0 };
-            values.extend(std::iter::repeat_n(nothing, tokens));
+            values.extend(std::iter::repeat_n(rule.identity(), tokens));
         }
         let state = Buffer::with(kernels.driver(), &values)?;
-        Ok(Rows { tokens, state, a: None, width, targets: Targets::default(), references_only: false })
+        Ok(Rows { tokens, state, a: None, width, operand: None, targets: Targets::default(), references_only: false })
     }
 
     /// Bytes of one part of the state.
@@ -78,7 +86,8 @@ impl Rows {
     /// Bytes that a transport moves for these rows.
     pub(super) fn bytes(&self) -> usize {
         let state = if self.references_only { self.part() } else { self.state.bytes() };
-        state + self.a.as_ref().map_or(0, Buffer::bytes) + self.targets.rows.as_ref().map_or(0, |b| b.bytes())
+        let operand = self.operand.as_ref().map_or(0, |o| o.values.bytes());
+        state + operand + self.a.as_ref().map_or(0, Buffer::bytes) + self.targets.rows.as_ref().map_or(0, |b| b.bytes())
     }
 
     /// A copy of some tokens. Target rows stay with their shard.
@@ -94,6 +103,13 @@ impl Rows {
             copy.copy(0, a, tokens.start * row, tokens.len() * row)?;
             block.a = Some(copy);
         }
+        if let Some(operand) = &self.operand {
+            let row = self.width * 4;
+            let (first, rows) = if operand.shared { (0, 1) } else { (tokens.start, tokens.len()) };
+            let values = Buffer::new(kernels.driver(), rows * row)?;
+            values.copy(0, &operand.values, first * row, rows * row)?;
+            block.operand = Some(Operand { values, shared: operand.shared });
+        }
         Ok(block)
     }
 
@@ -103,6 +119,12 @@ impl Rows {
             (Some(a), Some(other_a)) => (a.from(0), other_a.from(start * other.width * 4)),
             _ => (Argument::Pointer(0), Argument::Pointer(0)),
         };
+        let (mut operand, mut other_operand, mut operand_rows) = (Argument::Pointer(0), Argument::Pointer(0), 0);
+        if let (Some(mine), Some(theirs)) = (&self.operand, &other.operand) {
+            let first = if theirs.shared { 0 } else { start * other.width * 4 };
+            (operand, other_operand) = (mine.values.from(0), theirs.values.from(first));
+            operand_rows = if mine.shared { 1 } else { self.tokens };
+        }
         let call = kernels.call(KernelKind::Merge)?.set([
             ("state", self.state.from(0)),
             ("state_stride", Argument::I64(self.tokens as i64)),
@@ -113,6 +135,9 @@ impl Rows {
             ("a_stride", Argument::I64(self.width as i64)),
             ("other_a", other_a),
             ("other_a_stride", Argument::I64(other.width as i64)),
+            ("operand", operand),
+            ("other_operand", other_operand),
+            ("operand_rows", Argument::I32(operand_rows as i32)),
         ]);
         call.launch(row_blocks(self.tokens))
     }

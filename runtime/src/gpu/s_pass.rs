@@ -3,8 +3,8 @@
 use super::buffer::Buffer;
 use super::driver::Argument::{self, I32, I64, Pointer};
 use super::kernels::Kernels;
-use super::rows::{Rows, Targets, pointer};
-use crate::passes::{Extent, SPass};
+use super::rows::{Operand, Rows, Targets, pointer};
+use crate::passes::{COLUMNS, Extent, SPass};
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,9 +22,17 @@ pub struct Inputs {
     /// W_d `[classes, width]`.
     pub(super) w: Buffer,
     pub(super) width: usize,
-    pub(super) bias: Option<Buffer>,
+    /// Values per class by name; null where the caller has none.
+    columns: Vec<(&'static str, Option<Buffer>)>,
     /// Shard-local targets, -1 where another shard owns them.
     pub(super) targets: Buffer,
+}
+
+impl Inputs {
+    /// Values per class by name; null is zero.
+    pub(super) fn column(&self, name: &str) -> Option<Argument> {
+        self.columns.iter().find(|(known, _)| *known == name).map(|(_, values)| pointer(values.as_ref()))
+    }
 }
 
 /// Saved numerators of the softmax, for pass T.
@@ -104,13 +112,16 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
         x = Buffer::new(driver, tokens * width * kernels.dtype.size())?;
         gather(kernels, &all, &Buffer::with(driver, pass.rows)?, width, &x, tokens)?;
     }
-    // Copied from memory of ours: if the caller has pinned his, it might be read after he has it back.
-    let bias = pass.inputs.bias.map(<[f32]>::to_vec);
+    let column = |name| {
+        // Copied from memory of ours: if the caller has pinned his, it might be read after he has it back.
+        let values = pass.inputs.column(name).flatten().map(<[f32]>::to_vec);
+        Ok((name, values.map(|values| Buffer::with(driver, &values)).transpose()?))
+    };
     Ok(Inputs {
         x,
         w: Buffer::matrix(driver, pass.w, width)?,
         width,
-        bias: bias.map(|bias| Buffer::with(driver, &bias)).transpose()?,
+        columns: COLUMNS.into_iter().map(column).collect::<Result<_>>()?,
         targets: Buffer::with(driver, &pass.targets[..tokens])?,
     })
 }
@@ -141,6 +152,20 @@ pub(super) fn gather_targets(kernels: &Kernels, inputs: &Inputs, pass: &SPass<'_
     let rows = Buffer::new(driver, ids.len() * inputs.width * kernels.dtype.size())?;
     gather(kernels, &inputs.w, &Buffer::with(driver, &ids)?, inputs.width, &rows, ids.len())?;
     Ok(Targets { index: Arc::new(index), rows: Some(Arc::new(rows)) })
+}
+
+/// A product of one chunk with W.
+struct Accumulation {
+    tokens: usize,
+    /// Whether it is the first chunk, before which there is nothing to add to.
+    first: bool,
+    e: Argument,
+    a: Argument,
+    /// References that A is relative to, if not `references`.
+    previous: Argument,
+    references: Argument,
+    /// References that E is relative to, if not `references`.
+    e_references: Argument,
 }
 
 /// One microbatch on its way through pass S.
@@ -209,7 +234,8 @@ impl<'a> Walk<'a> {
             ]);
             call.launch(reduce_blocks(tokens))?;
             if accumulate {
-                self.accumulate(&rows, index, &columns, e, self.previous.from(0), Pointer(0))?;
+                let product = self.product(&rows, index, e);
+                self.accumulate(&columns, &Accumulation { previous: self.previous.from(0), ..product })?;
             }
         }
         Ok(rows)
@@ -227,16 +253,30 @@ impl<'a> Walk<'a> {
             match saved {
                 Some(saved) => {
                     let (e, references) = saved.chunk(kernels, tokens, index);
-                    self.accumulate(rows, index, &columns, e, Pointer(0), references)?;
+                    let product = self.product(rows, index, e);
+                    self.accumulate(&columns, &Accumulation { e_references: references, ..product })?;
                 }
                 None => {
                     let e = pointer(self.e.as_ref());
                     self.logits(&columns, rows.state_part(0), e)?;
-                    self.accumulate(rows, index, &columns, e, Pointer(0), Pointer(0))?;
+                    self.accumulate(&columns, &self.product(rows, index, e))?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// A += E W of a chunk, with nothing relative to another reference than that of the rows.
+    fn product(&self, rows: &Rows, chunk: usize, e: Argument) -> Accumulation {
+        Accumulation {
+            tokens: self.tokens(),
+            first: chunk == 0,
+            e,
+            a: pointer(rows.a.as_ref()),
+            previous: Pointer(0),
+            references: rows.state_part(0),
+            e_references: Pointer(0),
+        }
     }
 
     fn zeros(&self) -> Result<Buffer> {
@@ -249,10 +289,50 @@ impl<'a> Walk<'a> {
     }
 
     fn logits(&self, columns: &Range<usize>, references: Argument, e: Argument) -> Result<()> {
-        let tokens = self.tokens();
+        self.logits_of(KernelKind::LogitsSoftmax, self.tokens(), columns, references, e)
+    }
+
+    /// A₂, if the loss has one.
+    pub(super) fn operand(&self) -> Result<Option<Operand>> {
+        let (kernels, width, classes) = (self.kernels, self.inputs.width, self.pass.w.rows());
+        if !kernels.loss().has(KernelKind::LogitsOperand) {
+            return Ok(None);
+        }
+        let shared = kernels.loss().shares_operand();
+        let tokens = if shared { self.tokens().min(1) } else { self.tokens() };
+        if classes == 0 {
+            let values = Buffer::with(kernels.driver(), &vec![0.0f32; tokens * width])?;
+            return Ok(Some(Operand { values, shared }));
+        }
+        let values = Buffer::new(kernels.driver(), tokens * width * 4)?;
+        let room = Buffer::new(kernels.driver(), region(kernels, tokens))?;
+        for (index, columns) in chunks(kernels, classes) {
+            self.logits_of(KernelKind::LogitsOperand, tokens, &columns, Pointer(0), room.from(0))?;
+            let product = Accumulation {
+                tokens,
+                first: index == 0,
+                e: room.from(0),
+                a: values.from(0),
+                previous: Pointer(0),
+                references: Pointer(0),
+                e_references: Pointer(0),
+            };
+            self.accumulate(&columns, &product)?;
+        }
+        Ok(Some(Operand { values, shared }))
+    }
+
+    fn logits_of(
+        &self,
+        kind: KernelKind,
+        tokens: usize,
+        columns: &Range<usize>,
+        references: Argument,
+        e: Argument,
+    ) -> Result<()> {
         let (kernels, inputs, width) = (self.kernels, self.inputs, self.inputs.width);
         let call = kernels
-            .call(KernelKind::LogitsSoftmax)?
+            .call(kind)?
             .set([
                 ("x", inputs.x.from(0)),
                 ("x_stride", I64(width as i64)),
@@ -271,35 +351,27 @@ impl<'a> Walk<'a> {
                 ("peaks", Pointer(0)),
             ])
             .uniforms(|name| self.pass.inputs.uniform(name))?
-            .columns(|name| (name == "bias").then(|| pointer(inputs.bias.as_ref())))?;
+            .columns(|name| inputs.column(name))?;
         call.launch(logits_blocks(tokens, columns.len()))
     }
 
-    fn accumulate(
-        &self,
-        rows: &Rows,
-        chunk: usize,
-        columns: &Range<usize>,
-        e: Argument,
-        previous: Argument,
-        e_references: Argument,
-    ) -> Result<()> {
-        let (tokens, width) = (self.tokens(), self.inputs.width);
+    fn accumulate(&self, columns: &Range<usize>, product: &Accumulation) -> Result<()> {
+        let width = self.inputs.width;
         let call = self.kernels.call(KernelKind::Accumulate)?.set([
-            ("e", e),
+            ("e", product.e),
             ("w", self.w(columns.start)),
             ("w_stride", I64(width as i64)),
-            ("tokens", I32(tokens as i32)),
+            ("tokens", I32(product.tokens as i32)),
             ("hidden", I32(width as i32)),
             ("columns", I32(columns.len() as i32)),
-            ("a", pointer(rows.a.as_ref())),
+            ("a", product.a),
             ("a_stride", I64(width as i64)),
-            ("first", I32(i32::from(chunk == 0))),
-            ("previous", previous),
-            ("references", rows.state_part(0)),
-            ("e_references", e_references),
+            ("first", I32(i32::from(product.first))),
+            ("previous", product.previous),
+            ("references", product.references),
+            ("e_references", product.e_references),
         ]);
-        call.launch(accumulate_blocks(tokens, width))
+        call.launch(accumulate_blocks(product.tokens, width))
     }
 }
 

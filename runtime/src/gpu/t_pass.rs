@@ -1,7 +1,7 @@
 //! Pass T of one shard on a device.
 
 use super::buffer::Buffer;
-use super::driver::Argument::{self, F32, I32, I64, Pointer};
+use super::driver::Argument::{self, I32, I64, Pointer};
 use super::kernels::Kernels;
 use super::rows::pointer;
 use super::s_pass::{Inputs, Saved, chunks};
@@ -86,15 +86,10 @@ impl Walk<'_> {
 
     fn run(&self) -> Result<()> {
         if let Some(scale) = &self.scale {
-            // The derivative by a dot product is at most the logit scale, for an upstream gradient of 1.
             let call = self
                 .kernels
                 .call(KernelKind::GradientScale)?
-                .set([
-                    ("tokens", I32(self.tokens() as i32)),
-                    ("bound", F32(self.pass.inputs.logit_scale.abs())),
-                    ("scale", scale.from(0)),
-                ])
+                .set([("tokens", I32(self.tokens() as i32)), ("scale", scale.from(0))])
                 .rows(|name| self.row(name))?;
             call.launch(1)?;
         }
@@ -132,7 +127,7 @@ impl Walk<'_> {
             ])
             .uniforms(|name| self.pass.inputs.uniform(name))?
             .rows(|name| self.row(name))?
-            .columns(|name| (name == "bias").then(|| pointer(inputs.bias.as_ref())))?;
+            .columns(|name| inputs.column(name))?;
         if let Some(saved) = &self.saved {
             let (values, references) = saved.chunk(kernels, tokens, index);
             let call = call.set([("values", values), ("saved_references", references)]);

@@ -34,7 +34,7 @@ impl Tables for Gpu {
     type Gathered = Gathered;
 
     fn row_kernels(&self, dtype: Dtype) -> Result<RowKernels> {
-        let kernels = Kernels::of_rows(&self.library, &self.loss, dtype);
+        let kernels = Kernels::of_rows(&self.library, self.loss("cross_entropy")?, dtype);
         let names = [kernels.name(KernelKind::GatherRows)?, kernels.name(KernelKind::ScatterAdd)?];
         Ok(RowKernels { kernels, names })
     }

@@ -168,7 +168,7 @@ mod tests {
         let x: Vec<f64> = (0..tokens).flat_map(|row| data.x_row(row)).collect();
         let w: Vec<f64> = (0..vocab).flat_map(|row| data.w_row(row)).collect();
         let (targets, options) = (&data.targets, Options::default());
-        let problem = Problem { x: &x, w: &w, targets, bias: None, upstream: None, hidden, vocab, options };
+        let problem = Problem::new(&x, &w, targets, hidden, options);
         let want = vocabfuse::reference::cross_entropy(&problem).unwrap();
 
         let all: Vec<usize> = (0..tokens).collect();

@@ -87,7 +87,7 @@ pub fn measure<D: Device>(setting: &Setting<'_, D>) -> Result<Measured> {
 
 fn round<D: Device>(setting: &Setting<'_, D>, layer: &OutputLayer<D>, comm: &Local, dw: &mut [f32]) -> Result<Round> {
     let Setting { data, gpu, .. } = *setting;
-    let batch = Batch { x: data.x.matrix(data.tokens, data.hidden)?, targets: &data.targets, upstream: None };
+    let batch = Batch::new(data.x.matrix(data.tokens, data.hidden)?, &data.targets);
     let shard = Shard { weight: data.w.matrix(data.vocab, data.hidden)?, bias: None };
 
     let (partial, s) = timed(gpu, || layer.s_pass(batch, shard))?;

@@ -2,10 +2,10 @@
 
 use super::passes::Results;
 use serde::Serialize;
-use vocabfuse::problem::{self, Options, Outputs, Problem, ProblemError};
+use vocabfuse::problem::{Options, Outputs, Problem, ProblemError};
 use vocabfuse::reference::largest_error;
 use vocabfuse::tensors::Inputs;
-use vocabfuse::{CrossEntropy, Reduction, plain, reference};
+use vocabfuse::{CrossEntropy, plain, reference};
 
 /// Largest error of each output, relative to the reference's largest value.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -59,44 +59,26 @@ impl Check {
 }
 
 pub fn check(inputs: &Inputs, loss: &CrossEntropy, results: &Results) -> Result<Check, ProblemError> {
-    let options = Options {
-        logit_scale: f64::from(loss.logit_scale),
-        ignore_index: loss.ignore_index,
-        reduction: match loss.reduction {
-            Reduction::None => problem::Reduction::None,
-            Reduction::Sum => problem::Reduction::Sum,
-            Reduction::Mean => problem::Reduction::Mean,
-        },
-        normalizer: loss.normalizer.map(f64::from),
-    };
+    let options = Options::from(*loss);
     let (x, w) = (inputs.x.to_f32(), inputs.w.to_f32());
     let narrow = Problem {
-        x: &x,
-        w: &w,
-        targets: &inputs.targets,
         bias: inputs.bias.as_deref(),
         upstream: inputs.upstream.as_deref(),
-        hidden: inputs.hidden,
-        vocab: inputs.vocab,
-        options,
+        ..Problem::new(&x, &w, &inputs.targets, inputs.hidden, options)
     };
     let (wide_x, wide_w) = (widen(&x), widen(&w));
     let (bias, upstream) = (inputs.bias.as_deref().map(widen), inputs.upstream.as_deref().map(widen));
     let wide = Problem {
-        x: &wide_x,
-        w: &wide_w,
-        targets: &inputs.targets,
         bias: bias.as_deref(),
         upstream: upstream.as_deref(),
-        hidden: inputs.hidden,
-        vocab: inputs.vocab,
-        options,
+        ..Problem::new(&wide_x, &wide_w, &inputs.targets, inputs.hidden, options)
     };
     let want = reference::cross_entropy(&wide)?;
     let plain = Errors::new(&plain::cross_entropy(&narrow, inputs.x.dtype())?, &want);
     let got = Outputs {
         loss: results.loss.clone(),
         lse: results.lse.clone(),
+        argmax: vec![],
         dx: results.dx.to_vec(),
         dw: results.dw.clone(),
         dbias: results.dbias.clone(),

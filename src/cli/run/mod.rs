@@ -133,7 +133,8 @@ fn loss(args: &Args) -> anyhow::Result<CrossEntropy> {
         bail!("option --normalizer: it divides the mean, but --reduction is {reduction}; expected --reduction mean");
     }
     let ignore_index = Some(args.ignore_index);
-    Ok(CrossEntropy { reduction, normalizer: args.normalizer, ignore_index, logit_scale: args.logit_scale })
+    let logit_scale = args.logit_scale;
+    Ok(CrossEntropy { reduction, normalizer: args.normalizer, ignore_index, logit_scale, ..CrossEntropy::default() })
 }
 
 // Before the work, not after it.

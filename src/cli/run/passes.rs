@@ -40,7 +40,7 @@ pub fn run<D: Device>(job: &Job<'_, D>) -> Result<Results, Error> {
     let (tokens, hidden, vocab) = (inputs.tokens(), inputs.hidden, inputs.vocab);
     let x = inputs.x.matrix(tokens, hidden)?;
     let w = inputs.w.matrix(vocab, hidden)?;
-    let batch = Batch { x, targets: &inputs.targets, upstream: inputs.upstream.as_deref() };
+    let batch = Batch { upstream: inputs.upstream.as_deref(), ..Batch::new(x, &inputs.targets) };
     let ranks = 0..layout.ranks();
     let layers: Vec<OutputLayer<D>> =
         ranks.clone().map(|rank| OutputLayer::new(device, layout, rank, loss, policy)).collect::<Result<_, _>>()?;

@@ -1,0 +1,126 @@
+//! What a trainer gives to the passes of a microbatch, and where they add their gradients.
+
+use crate::check::{self, expect, shape};
+use crate::{Error, Matrix, Result, ShardLayout};
+
+/// One microbatch, the same on every rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// X `[N, H]`, the last hidden states.
+    pub x: Matrix<'a>,
+    /// Global target ids, N.
+    pub targets: &'a [i64],
+    /// Upstream gradient of each token's loss, N; multiplies gradients only. `None` is one.
+    pub upstream: Option<&'a [f32]>,
+    /// Upstream gradient of each token's lse, N; `None` is zero. The reduction does not apply to it.
+    pub lse_upstream: Option<&'a [f32]>,
+    /// Weight of each token, N; multiplies loss and gradients, and counts in the mean. `None` is one.
+    pub token_weights: Option<&'a [f32]>,
+    /// Weight of each class of the whole vocabulary, V: multiplies the loss of the tokens whose target it is, and its
+    /// share of smoothed targets, and counts in the mean. `None` is one.
+    pub class_weights: Option<&'a [f32]>,
+}
+
+impl<'a> Batch<'a> {
+    /// A microbatch without weights, whose upstream gradients are one.
+    pub fn new(x: Matrix<'a>, targets: &'a [i64]) -> Batch<'a> {
+        Batch { x, targets, upstream: None, lse_upstream: None, token_weights: None, class_weights: None }
+    }
+
+    /// Checks what all ranks see alike.
+    pub(crate) fn check(&self, vocab: usize) -> Result<()> {
+        let tokens = self.x.rows();
+        if self.x.columns() == 0 {
+            return Err(shape("x", "at least one column (H)", "0"));
+        }
+        expect("targets", tokens, self.targets.len())?;
+        let per_token =
+            [("upstream", self.upstream), ("lse_upstream", self.lse_upstream), ("token_weights", self.token_weights)];
+        for (name, values) in per_token {
+            expect(name, tokens, values.map_or(tokens, <[f32]>::len))?;
+        }
+        expect("class_weights", vocab, self.class_weights.map_or(vocab, <[f32]>::len))?;
+        for (name, weights) in [("token_weights", self.token_weights), ("class_weights", self.class_weights)] {
+            let unusable = |w: &f32| !(w.is_finite() && *w >= 0.0);
+            if let Some(at) = weights.unwrap_or_default().iter().position(unusable) {
+                let found = weights.unwrap_or_default()[at];
+                return Err(shape(name, "finite values of at least 0", format!("{found} at position {at}")));
+            }
+        }
+        if u32::try_from(tokens).is_err() {
+            return Err(shape("x", "fewer than 2^32 rows", tokens.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Weight of a target.
+    pub(crate) fn class_weight(&self, row: usize) -> f32 {
+        self.class_weights.map_or(1.0, |w| w[self.targets[row] as usize])
+    }
+
+    /// Weight of a token.
+    pub(crate) fn token_weight(&self, row: usize) -> f32 {
+        self.token_weights.map_or(1.0, |w| w[row])
+    }
+}
+
+/// The rows of the vocabulary that a rank holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Shard<'a> {
+    /// W_d `[V_d, H]`, of the dtype of X.
+    pub weight: Matrix<'a>,
+    /// Bias, V_d; added to the scaled logits.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl Shard<'_> {
+    /// Checks the rows of a rank against the layout and X.
+    pub(crate) fn check(&self, layout: &ShardLayout, rank: usize, x: &Matrix<'_>) -> Result<()> {
+        let weight = &self.weight;
+        check::shard(layout, rank, weight)?;
+        if weight.columns() != x.columns() {
+            let expected = format!("{} columns, as x has", x.columns());
+            return Err(shape("w", expected, format!("{} columns", weight.columns())));
+        }
+        if weight.dtype() != x.dtype() {
+            return Err(Error::Dtype { tensor: "w", expected: x.dtype(), found: weight.dtype() });
+        }
+        expect("bias", weight.rows(), self.bias.map_or(weight.rows(), <[f32]>::len))
+    }
+}
+
+/// Where pass T adds its gradients.
+#[derive(Debug)]
+pub struct Gradients<'a> {
+    /// dW_d `[V_d, H]` row-major.
+    pub dw: &'a mut [f32],
+    /// Gradient of the bias, V_d.
+    pub dbias: Option<&'a mut [f32]>,
+}
+
+/// Upstream gradient known only when pass T runs, on top of the reduction and of [`Batch::upstream`].
+#[derive(Clone, Copy, Debug)]
+pub enum Upstream<'a> {
+    /// One.
+    One,
+    /// The same for all tokens, e.g. a loss scale.
+    Scale(f32),
+    /// One for each of the N tokens.
+    Rows(&'a [f32]),
+}
+
+impl Upstream<'_> {
+    /// A value for each of the tokens `rows`, padded with zeros.
+    pub(crate) fn values(self, rows: &[u32], tokens: usize, padded: usize) -> Result<Vec<f32>> {
+        let mut values = match self {
+            Upstream::One => vec![1.0; rows.len()],
+            Upstream::Scale(scale) => vec![scale; rows.len()],
+            Upstream::Rows(values) => {
+                expect("upstream", tokens, values.len())?;
+                rows.iter().map(|row| values[*row as usize]).collect()
+            }
+        };
+        values.resize(padded, 0.0);
+        Ok(values)
+    }
+}
