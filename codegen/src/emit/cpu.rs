@@ -75,11 +75,18 @@ impl<'a> Names<'a> {
 }
 
 pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
-    render_kernel(spec, program_context(spec, loss)?, bindings(spec, loss))
+    let shared = spec.kernel == KernelKind::LogitsOperand && loss.shares_operand();
+    render_kernel(spec, program_context(spec, loss)?, bindings(spec, loss), shared)
 }
 
-/// A kernel from the context of its programs and the names that they bind.
-pub(super) fn render_kernel(spec: &KernelSpec, programs: Value, bindings: Value) -> Result<Kernel, Error> {
+/// A kernel from the context of its programs and the names that they bind; `shared` if what it computes is the same for all
+/// tokens.
+pub(super) fn render_kernel(
+    spec: &KernelSpec,
+    programs: Value,
+    bindings: Value,
+    shared: bool,
+) -> Result<Kernel, Error> {
     let name = spec.name();
     let template = template(spec);
     let common = context! {
@@ -89,7 +96,7 @@ pub(super) fn render_kernel(spec: &KernelSpec, programs: Value, bindings: Value)
         spec_json => serde_json::to_string(spec).unwrap_or_default(),
         template => template,
         bindings => bindings,
-        shared => spec.kernel == KernelKind::LogitsOperand && loss.shares_operand(),
+        shared => shared,
         entry => entry(spec.kernel),
         dtype => spec.dtype.as_str(),
         storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },

@@ -14,7 +14,7 @@ use minijinja::{Value, context};
 pub(super) fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel, Error> {
     let program = form.program()?;
     let map = lowered(&program, "m", &elements(program.store()))?;
-    render_kernel(spec, context! { map => map }, Names::of(&program).context())
+    render_kernel(spec, context! { map => map }, Names::of(&program).context(), false)
 }
 
 /// `distribution` is that of a gradient.
@@ -58,7 +58,7 @@ pub(super) fn emit(spec: &KernelSpec, operator: &Operator, distribution: usize) 
     if spec.kernel != KernelKind::RowGradient {
         names.keep(&rules);
     }
-    render_kernel(spec, context, names.context())
+    render_kernel(spec, context, names.context(), false)
 }
 
 fn statistics_context(

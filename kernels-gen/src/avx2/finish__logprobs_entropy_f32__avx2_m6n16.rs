@@ -57,6 +57,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["entropy", "inverse_total", "center", "logprob"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::Finish(kernel),

@@ -51,6 +51,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["logit", "logprob"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::Finish(kernel),

@@ -113,6 +113,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["logit"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::RowStatistics(kernel),

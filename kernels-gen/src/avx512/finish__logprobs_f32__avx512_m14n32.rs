@@ -49,6 +49,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["logprob", "inverse_total"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::Finish(kernel),

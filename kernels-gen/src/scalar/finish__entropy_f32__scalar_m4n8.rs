@@ -51,6 +51,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["entropy", "inverse_total", "center"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::Finish(kernel),

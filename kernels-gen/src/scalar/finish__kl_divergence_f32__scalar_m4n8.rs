@@ -69,6 +69,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["divergence", "p_inverse", "q_inverse", "p_factor", "center"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::Finish(kernel),

@@ -127,6 +127,7 @@ pub const KERNEL: Kernel = Kernel {
         columns: &[],
         outputs: &["top_value"],
         column_gradients: &[],
+        shared: false,
     },
     geometry: GEOMETRY,
     entry: Entry::RowStatistics(kernel),
