@@ -45,6 +45,7 @@
 
 pub mod calibrate;
 pub mod matmul;
+pub mod operators;
 pub mod plain;
 pub mod problem;
 pub mod ranks;

@@ -25,8 +25,7 @@ impl LogitsForm {
     pub fn program(self) -> Result<Program, ProgramError> {
         let g = Graph::new(&format!("logits.{}", self.name()));
         let z = g.logit().mul_add(g.uniform("logit_scale"), g.column("bias"));
-        let softcap = g.uniform("softcap");
-        g.store(if self.softcap { (z / softcap).tanh() * softcap } else { z });
+        g.store(if self.softcap { (z / g.uniform("softcap")).tanh() * g.uniform("softcap") } else { z });
         g.finish()
     }
 }

@@ -126,7 +126,7 @@ impl Operator {
 }
 
 /// A logit that stands for -inf where a product with zero must be zero: far below any other, and yet a number.
-const LOWEST: f32 = -1e38;
+const LOWEST: f32 = -3e37;
 
 /// The softmax of a distribution while its reference may still move.
 struct Softmax<'g> {

@@ -41,7 +41,7 @@ pub const KERNEL: Kernel = Kernel {
         identities: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["logit_scale", "softcap"],
+        uniforms: &["logit_scale"],
         rows: &[],
         columns: &["bias"],
         outputs: &[],

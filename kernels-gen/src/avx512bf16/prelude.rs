@@ -45,7 +45,10 @@ pub fn exp2(a: V) -> V {
 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub fn above(a: V, reference: V) -> V {
-    _mm512_fnmadd_ps(reference, splat(LN_2_LOW), _mm512_fnmadd_ps(reference, splat(LN_2_HIGH), a))
+    let exact = _mm512_fnmadd_ps(reference, splat(LN_2_LOW), _mm512_fnmadd_ps(reference, splat(LN_2_HIGH), a));
+    let huge = lt(splat(HUGE_REFERENCE), _mm512_abs_ps(reference));
+    // Compared as `exp_above` does, so that the two agree.
+    if any(huge) { select(huge, mul(sub(mul(a, splat(LOG2_E)), reference), splat(std::f32::consts::LN_2)), exact) } else { exact }
 }
 // The product a log2(e) - reference is formed in one rounding, so the size of a common offset costs no precision. Where the
 // reference itself is so large that it is rounded by more than that, the same product is rounded in the same way instead:
@@ -131,7 +134,14 @@ pub mod scalar_ops {
     #[inline] pub fn maximum(a: f32, b: f32) -> f32 { if a > b || a.is_nan() { a } else { b } }
     #[inline] pub fn minimum(a: f32, b: f32) -> f32 { if a < b || a.is_nan() { a } else { b } }
     #[inline] pub fn mul_add(a: f32, b: f32, c: f32) -> f32 { a * b + c }
-    #[inline] pub fn above(a: f32, reference: f32) -> f32 { a - reference * super::LN_2_HIGH - reference * super::LN_2_LOW }
+    // A reference so large that it is rounded is compared as `exp_above` does, so that the two agree.
+    #[inline] pub fn above(a: f32, reference: f32) -> f32 {
+        if reference.abs() > super::HUGE_REFERENCE {
+            (a * super::LOG2_E - reference) * std::f32::consts::LN_2
+        } else {
+            a - reference * super::LN_2_HIGH - reference * super::LN_2_LOW
+        }
+    }
     #[inline] pub fn exp_above(a: f32, reference: f32) -> f32 { above(a, reference).exp() }
     #[inline] pub fn eq(a: f32, b: f32) -> bool { a == b }
     #[inline] pub fn lt(a: f32, b: f32) -> bool { a < b }

@@ -131,7 +131,14 @@ pub mod scalar_ops {
     #[inline] pub fn maximum(a: f32, b: f32) -> f32 { if a > b || a.is_nan() { a } else { b } }
     #[inline] pub fn minimum(a: f32, b: f32) -> f32 { if a < b || a.is_nan() { a } else { b } }
     #[inline] pub fn mul_add(a: f32, b: f32, c: f32) -> f32 { a * b + c }
-    #[inline] pub fn above(a: f32, reference: f32) -> f32 { a - reference * super::LN_2_HIGH - reference * super::LN_2_LOW }
+    // A reference so large that it is rounded is compared as `exp_above` does, so that the two agree.
+    #[inline] pub fn above(a: f32, reference: f32) -> f32 {
+        if reference.abs() > super::HUGE_REFERENCE {
+            (a * super::LOG2_E - reference) * std::f32::consts::LN_2
+        } else {
+            a - reference * super::LN_2_HIGH - reference * super::LN_2_LOW
+        }
+    }
     #[inline] pub fn exp_above(a: f32, reference: f32) -> f32 { above(a, reference).exp() }
     #[inline] pub fn eq(a: f32, b: f32) -> bool { a == b }
     #[inline] pub fn lt(a: f32, b: f32) -> bool { a < b }

@@ -1,0 +1,1 @@
+//! Odd rows, odd shapes, errors, and what must not depend on threads or ranks.
