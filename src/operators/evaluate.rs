@@ -85,7 +85,11 @@ impl<'a, T: Real> Materialised<'a, T> {
         let bias = bias.map_or(vec![], Iterator::collect);
         by_y.iter_mut().for_each(|d| *d = *d * scale);
         let Raw::Linear { x, w, hidden } = self.of.raw else {
-            return Gradients { logits: by_y, bias, ..Gradients { x: vec![], w: vec![], logits: vec![], bias: vec![] } };
+            return Gradients {
+                logits: by_y,
+                bias,
+                ..Gradients { x: vec![], w: vec![], logits: vec![], bias: vec![] }
+            };
         };
         T::round_all(&mut by_y, self.dtype);
         let (n, v) = (x.len() / hidden, self.vocab);

@@ -45,8 +45,7 @@ impl Operands {
 const IDS: [i64; 6] = [2, 5, 2, 2, -1, 0];
 
 fn queries(d: [Distribution<'_, f64>; 2]) -> Vec<Query<'_, f64>> {
-    let logprobs =
-        |entropy| Query::Logprobs { of: d[0], ids: &IDS, per_token: 2, ignore_index: Some(-1), entropy };
+    let logprobs = |entropy| Query::Logprobs { of: d[0], ids: &IDS, per_token: 2, ignore_index: Some(-1), entropy };
     vec![logprobs(false), logprobs(true), Query::Entropy(d[0]), Query::KlDivergence { p: d[0], q: d[1] }]
 }
 
@@ -88,7 +87,10 @@ fn every_gradient_is_a_derivative() {
                         weighed(&value(&moved), &upstream)
                     };
                     let numerical = (at(1e-5) - at(-1e-5)) / 2e-5;
-                    assert!((got - numerical).abs() < 1e-7, "query {which}, given {given}, softcap {softcap:?}, operand {i}: {got} for {numerical}");
+                    assert!(
+                        (got - numerical).abs() < 1e-7,
+                        "query {which}, given {given}, softcap {softcap:?}, operand {i}: {got} for {numerical}"
+                    );
                 }
             }
         }

@@ -139,7 +139,8 @@ pub mod scalar_ops {
         if reference.abs() > super::HUGE_REFERENCE {
             (a * super::LOG2_E - reference) * std::f32::consts::LN_2
         } else {
-            a - reference * super::LN_2_HIGH - reference * super::LN_2_LOW
+            // Without a fused instruction, only f64 holds the product of any reference below that.
+            (f64::from(a) - f64::from(reference) * std::f64::consts::LN_2) as f32
         }
     }
     #[inline] pub fn exp_above(a: f32, reference: f32) -> f32 { above(a, reference).exp() }

@@ -5,9 +5,6 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
-
 /// Statistics of some panels over the columns of one chunk.
 
 unsafe fn kernel(args: &RowStatistics) {
@@ -35,10 +32,11 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
             let m1 = logit;
             peak = larger(m1, peak);
         }
-        // The reference is an integer, so that every rescale is exact.
+        // The reference is an integer, so that every rescale is exact. Nothing but sums is relative to it, so that it can
+        // follow the maximum at once, and differences of logarithms are small where a distribution is narrow.
         let old_0 = load(state(0));
         let peak = mul(peak, splat(LOG2_E));
-        let reference = select(lt(add(old_0, splat(WINDOW)), peak), ceil(peak), old_0);
+        let reference = select(lt(old_0, peak), ceil(peak), old_0);
         let moved_0 = sub(reference, old_0);
         store(state(0), reference);
         let mut total1 = mul(load(state(1)), exp2(neg(moved_0)));
