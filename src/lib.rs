@@ -58,7 +58,8 @@ pub use vocabfuse_runtime as runtime;
 
 pub use codegen::{Builder, KernelKind, KernelSpec};
 pub use runtime::{
-    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Error, Gpu, Gradients, Local, Matrix,
-    Merging, OutputLayer, Partial, Policy, Precision, Ptx, PtxReport, Reduction, Registry, Result, Save, Shard,
-    ShardLayout, Target, Upstream, WeightGrad,
+    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Embedded, Error, Filtered, Gpu,
+    Gradients, InputLayer, Local, Lookup, Matrix, Merging, OutputLayer, OwnedMatrix, Partial, Policy, Precision, Ptx,
+    PtxReport, Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, TableGrad, Target, Upstream,
+    WeightGrad,
 };

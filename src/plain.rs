@@ -4,6 +4,10 @@
 //! reference layer. It computes what an eager framework does: matrix products with f32 sums, softmax in f32. With bf16
 //! or f16 the operands, the logits, their gradient, dX and dW are rounded to that type.
 
+mod embedding;
+
+pub use embedding::embedding;
+
 use crate::matmul::{View, product};
 use crate::problem::{Outputs, Problem, ProblemError};
 use half::{bf16, f16};

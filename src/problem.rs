@@ -1,4 +1,7 @@
-//! What the reference and the plain composition compute: one cross-entropy problem on the full vocabulary.
+//! What the reference and the plain composition compute, on the full vocabulary: one cross-entropy problem, and
+//! [`embedding`] for the input layer.
+
+pub mod embedding;
 
 use crate::CrossEntropy;
 
@@ -113,6 +116,16 @@ pub enum ProblemError {
         token: usize,
         /// Its value.
         target: i64,
+        /// V.
+        vocab: usize,
+    },
+    /// An id that names no row.
+    #[error("ids[{position}] is {id}; expected an id from 0 to below {vocab}")]
+    Id {
+        /// Position of the id.
+        position: usize,
+        /// Its value.
+        id: i64,
         /// V.
         vocab: usize,
     },

@@ -3,6 +3,10 @@
 //! It shares no code with the generator, the kernels or the runtime. Tokens are taken in blocks, so that memory is
 //! `64 V` values and not `N V`.
 
+mod embedding;
+
+pub use embedding::embedding;
+
 use crate::problem::{Outputs, Problem, ProblemError};
 use rayon::prelude::*;
 

@@ -1,4 +1,6 @@
-//! Tensors of the vocabulary layer in safetensors files.
+//! Tensors of the vocabulary layers in safetensors files.
+
+pub mod embedding;
 
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensorError, TensorView, View};
@@ -9,8 +11,8 @@ use std::path::Path;
 use vocabfuse_codegen::Dtype;
 use vocabfuse_runtime::{Error as RuntimeError, Matrix};
 
-/// Tensors that an input file may hold.
-pub const KNOWN: &[&str] = &["x", "w", "targets", "bias", "upstream"];
+/// Tensors that an input file of cross-entropy may hold.
+const KNOWN: &[&str] = &["x", "w", "targets", "bias", "upstream"];
 
 /// A file that cannot be used; every message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -40,10 +42,12 @@ pub enum TensorError {
         expected: &'static str,
     },
     /// A tensor that nothing reads, perhaps a misspelt one.
-    #[error("tensor {name}: unknown; expected only {}", KNOWN.join(", "))]
+    #[error("tensor {name}: unknown; expected only {}", known.join(", "))]
     Unknown {
         /// Name of the tensor.
         name: String,
+        /// Tensors that the file may hold.
+        known: &'static [&'static str],
     },
     /// A tensor of the wrong shape.
     #[error("tensor {name}: shape {got:?}; expected {expected}")]
@@ -197,17 +201,10 @@ impl Inputs {
 /// [`TensorError`] for a file that is unreadable, truncated, or lacks a tensor; for a tensor with a wrong or mismatched
 /// shape, a wrong dtype or a NaN; and for one with an unknown name.
 pub fn read(path: &Path) -> Result<Inputs, TensorError> {
-    let name = || path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|source| TensorError::Io { path: name(), source })?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|source| TensorError::Format { path: name(), source })?;
-    let mut names = file.names();
-    names.sort_unstable();
-    if let Some(name) = names.into_iter().find(|n| !KNOWN.contains(n)) {
-        return Err(TensorError::Unknown { name: name.to_owned() });
-    }
-    let required = |name, expected| file.tensor(name).map_err(|_| TensorError::Missing { name, expected });
-    let (x, w) = (required("x", "[N, H]")?, required("w", "[V, H]")?);
-    let targets = required("targets", "[N]")?;
+    let bytes = contents(path)?;
+    let file = tensors(path, &bytes, KNOWN)?;
+    let (x, w) = (required(&file, "x", "[N, H]")?, required(&file, "w", "[V, H]")?);
+    let targets = required(&file, "targets", "[N]")?;
 
     let [tokens, hidden] = *x.shape() else { return Err(misshapen("x", &x, "[N, H]")) };
     let [vocab, columns] = *w.shape() else { return Err(misshapen("w", &w, "[V, H]")) };
@@ -237,6 +234,30 @@ pub fn read(path: &Path) -> Result<Inputs, TensorError> {
         hidden,
         vocab,
     })
+}
+
+fn contents(path: &Path) -> Result<Vec<u8>, TensorError> {
+    std::fs::read(path).map_err(|source| TensorError::Io { path: path.display().to_string(), source })
+}
+
+/// The tensors of a file that holds no others than those known.
+fn tensors<'a>(path: &Path, bytes: &'a [u8], known: &'static [&'static str]) -> Result<SafeTensors<'a>, TensorError> {
+    let damaged = |source| TensorError::Format { path: path.display().to_string(), source };
+    let file = SafeTensors::deserialize(bytes).map_err(damaged)?;
+    let mut names = file.names();
+    names.sort_unstable();
+    match names.into_iter().find(|n| !known.contains(n)) {
+        Some(name) => Err(TensorError::Unknown { name: name.to_owned(), known }),
+        None => Ok(file),
+    }
+}
+
+fn required<'a>(
+    file: &SafeTensors<'a>,
+    name: &'static str,
+    expected: &'static str,
+) -> Result<TensorView<'a>, TensorError> {
+    file.tensor(name).map_err(|_| TensorError::Missing { name, expected })
 }
 
 fn misshapen(name: &'static str, tensor: &TensorView<'_>, expected: impl Into<String>) -> TensorError {

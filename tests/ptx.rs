@@ -245,3 +245,35 @@ fn ranks_of_a_group_share_a_device() {
     let error = results.unwrap_err();
     assert!(matches!(error, Error::Disagreement { .. }), "{error}");
 }
+
+/// Every form of cross-entropy on uneven ranks, one of them empty, all options at once.
+#[test]
+fn options_agree_with_the_reference() {
+    let (ptx, gpu) = device();
+    for form in 0..8u32 {
+        let has = |bit: u32| form >> bit & 1 == 1;
+        for (dtype, algorithm) in [(Dtype::Bf16, Algorithm::Two), (Dtype::F16, Algorithm::One)] {
+            let loss = CrossEntropy {
+                softcap: has(0).then_some(2.0),
+                label_smoothing: if has(1) { 0.1 } else { 0.0 },
+                argmax: has(2),
+                z_loss: 0.01,
+                logit_scale: 0.7,
+                ..CrossEntropy::default()
+            };
+            let case = Case {
+                dtype,
+                loss,
+                bounds: if has(0) { vec![0, 700] } else { vec![0, 263, 263, 700] },
+                bias: true,
+                upstream: true,
+                extras: [true; 3],
+                policy: policy(algorithm, Save::Auto),
+                ..Case::new(150, 24, 700)
+            };
+            let tensors = Tensors::random(&case);
+            let run = clean(&ptx, &gpu, &case, &tensors);
+            check(&case, &tensors, &run).unwrap();
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use vocabfuse_codegen::loss::{Loss, Merge};
+use vocabfuse_codegen::loss::{CrossEntropyForm, FINISH_OUTPUTS, Loss, Merge};
 use vocabfuse_codegen::program::{
     Binary, Graph, Input, Op, Output, Program, ProgramError, Reduce, Shape, Tile, ValueId,
 };
@@ -75,7 +75,14 @@ fn outputs_are_checked() {
     assert!(matches!(program(vec![input(Input::Logit(0))], vec![]), Err(ProgramError::Outputs(_))));
     let g = Graph::new("column as store");
     g.store(g.column("bias"));
+    assert!(g.finish().is_ok(), "the same for all tokens");
+    let g = Graph::new("row as store");
+    g.store(g.row("r"));
     assert!(matches!(g.finish(), Err(ProgramError::Output { .. })));
+    let g = Graph::new("position without its maximum");
+    g.row_output("argmax", g.logit().id_of_largest(g.column_id().float()));
+    g.row_output("largest", (g.logit() * 2.0).largest());
+    assert!(matches!(g.finish(), Err(ProgramError::Outputs(_))));
     let g = Graph::new("element as row");
     g.row_output("x", g.logit());
     assert!(matches!(g.finish(), Err(ProgramError::Output { .. })));
@@ -98,7 +105,7 @@ fn a_loss_must_fit_together() {
     let good = cross_entropy().unwrap();
     let without = |name: &str| {
         let g = Graph::new("finish");
-        for output in ["loss", "lse", "a_factor", "target_factor"].iter().filter(|o| **o != name) {
+        for output in FINISH_OUTPUTS.iter().filter(|o| **o != name) {
             g.row_output(output, g.row("rest"));
         }
         Loss { finish: g.finish().unwrap(), ..good.clone() }
@@ -124,6 +131,35 @@ fn tile(rows: usize, columns: usize, logit: Vec<f64>, targets: Vec<i64>) -> Tile
     }
 }
 
+/// The three programs of a loss on one tile that is the whole vocabulary.
+struct Run {
+    row: BTreeMap<String, Vec<f64>>,
+    store: Vec<f64>,
+    dbias: Vec<f64>,
+    /// Store of the operand program.
+    operand: Vec<f64>,
+}
+
+fn interpret(loss: &Loss, mut t: Tile, reference: f64) -> Run {
+    let rows = t.rows;
+    t.reference = vec![reference; rows];
+    for name in ["z_loss", "first_class"] {
+        t.uniform.entry(name.to_owned()).or_insert(0.0);
+    }
+    for (name, value) in [("hard", 1.0), ("upstream", 1.0), ("lse_upstream", 0.0)] {
+        t.row.entry(name.to_owned()).or_insert_with(|| vec![value; rows]);
+    }
+    let statistics = loss.statistics.interpret(&t);
+    let mut finish = Tile { columns: 1, ..t.clone() };
+    finish.row.extend(statistics.row.clone());
+    let result = loss.finish.interpret(&finish);
+    let mut gradient = Tile { stored: statistics.store, row: result.row.clone(), ..t.clone() };
+    gradient.row.insert("upstream".to_owned(), vec![1.0; rows]);
+    let gradient = loss.gradient.interpret(&gradient);
+    let operand = loss.operand.as_ref().map_or_else(Vec::new, |p| p.interpret(&t).store);
+    Run { row: result.row, store: gradient.store, dbias: gradient.column_gradient["bias"].clone(), operand }
+}
+
 proptest! {
     // Statistics, finish and gradient together are softmax cross-entropy, whatever the reference.
     #[test]
@@ -132,42 +168,77 @@ proptest! {
         target in 0..4i64,
         reference in -8..8i32,
     ) {
-        let loss = cross_entropy().unwrap();
-        let reference = vec![f64::from(reference); 3];
-        let mut t = tile(3, 4, logits.clone(), vec![target; 3]);
-        t.reference = reference.clone();
-        let statistics = loss.statistics.interpret(&t);
-        let mut finish = Tile { rows: 3, columns: 1, reference, row: statistics.row.clone(), ..t.clone() };
-        let result = loss.finish.interpret(&finish);
-        finish = Tile { stored: statistics.store.clone(), row: result.row.clone(), ..t };
-        finish.row.insert("upstream".to_owned(), vec![1.0; 3]);
-        let gradient = loss.gradient.interpret(&finish);
+        let run = interpret(&cross_entropy().unwrap(), tile(3, 4, logits.clone(), vec![target; 3]), reference.into());
         for row in 0..3 {
             let y = &logits[row * 4..][..4];
             let lse = y.iter().map(|y| y.exp()).sum::<f64>().ln();
-            prop_assert!((result.row["loss"][row] - (lse - y[target as usize])).abs() < 1e-9);
-            prop_assert!((result.row["lse"][row] - lse).abs() < 1e-9);
+            prop_assert!((run.row["loss"][row] - (lse - y[target as usize])).abs() < 1e-9);
+            prop_assert!((run.row["lse"][row] - lse).abs() < 1e-9);
             for (column, y) in y.iter().enumerate() {
                 let expected = (y - lse).exp() - f64::from(column as i64 == target);
-                prop_assert!((gradient.store[row * 4 + column] - expected).abs() < 1e-9);
+                prop_assert!((run.store[row * 4 + column] - expected).abs() < 1e-9);
+                prop_assert!(run.store[row * 4 + column].abs() <= run.row["bound"][row] + 1e-12);
             }
         }
         for column in 0..4 {
-            let sum: f64 = (0..3).map(|row| gradient.store[row * 4 + column]).sum();
-            prop_assert!((gradient.column_gradient["bias"][column] - sum).abs() < 1e-12);
+            let sum: f64 = (0..3).map(|row| run.store[row * 4 + column]).sum();
+            prop_assert!((run.dbias[column] - sum).abs() < 1e-12);
         }
+    }
+
+    // The derivative that every form stores is that of its loss, and what multiplies W adds up to it.
+    #[test]
+    fn interpreted_gradients_are_derivatives(
+        logits in prop::collection::vec(-3.0..3.0f64, 8),
+        target in 0..4i64,
+        form in 0..8usize,
+        z_loss in 0.0..0.5f64,
+        lse_upstream in -1.0..1.0f64,
+    ) {
+        let form = CrossEntropyForm::all()[form];
+        let loss = form.loss().unwrap();
+        let weights = [0.5, 2.0, 1.0, 0.25];
+        let share = 0.3 / 4.0;
+        let run = |logits: &[f64]| {
+            let mut t = tile(2, 4, logits.to_vec(), vec![target; 2]);
+            t.uniform.extend([
+                ("logit_scale".to_owned(), 1.5),
+                ("softcap".to_owned(), 1.25),
+                ("z_loss".to_owned(), z_loss),
+                ("smoothing_share".to_owned(), share),
+                ("smoothing_total".to_owned(), share * weights.iter().sum::<f64>()),
+            ]);
+            t.column.insert("class_weight".to_owned(), weights.to_vec());
+            t.row.insert("upstream".to_owned(), vec![0.7; 2]);
+            t.row.insert("lse_upstream".to_owned(), vec![lse_upstream; 2]);
+            t.row.insert("hard".to_owned(), vec![0.7 * weights[target as usize]; 2]);
+            interpret(&loss, t, 1.0)
+        };
+        let at = run(&logits);
+        for i in 0..8 {
+            let objective = |delta: f64| {
+                let mut moved = logits.clone();
+                moved[i] += delta;
+                let row = run(&moved).row;
+                0.7 * row["loss"][i / 4] + lse_upstream * row["lse"][i / 4]
+            };
+            let numerical = (objective(1e-5) - objective(-1e-5)) / 2e-5;
+            prop_assert!((at.store[i] - numerical).abs() < 1e-8, "{form:?} {i}: {} {numerical}", at.store[i]);
+            prop_assert!(at.store[i].abs() <= at.row["bound"][i / 4] + 1e-12, "{form:?} {i}");
+        }
+        prop_assert_eq!(at.operand.len(), if form.smoothing { 8 } else { 0 });
     }
 }
 
 #[test]
 fn padded_columns_and_dead_rows() {
-    let loss = cross_entropy().unwrap();
+    let loss = CrossEntropyForm { argmax: true, ..CrossEntropyForm::default() }.loss().unwrap();
     let mut t = tile(2, 3, vec![1.0, 2.0, 99.0, f64::NEG_INFINITY, f64::NEG_INFINITY, 5.0], vec![0, 0]);
     t.classes = 2;
-    let statistics = loss.statistics.interpret(&t);
-    assert_eq!(statistics.store[2], 0.0, "a padded column has no mass");
-    let result = loss.finish.interpret(&Tile { rows: 2, columns: 1, row: statistics.row, ..t });
-    assert!((result.row["loss"][0] - (1.0f64.exp() + 2.0f64.exp()).ln() + 1.0).abs() < 1e-12);
-    assert!(result.row["loss"][1].is_nan());
-    assert_eq!((result.row["a_factor"][1], result.row["target_factor"][1]), (0.0, 0.0));
+    let run = interpret(&loss, t, 0.0);
+    assert_eq!(run.store[2], 0.0, "a padded column has no mass");
+    assert!((run.row["loss"][0] - (1.0f64.exp() + 2.0f64.exp()).ln() + 1.0).abs() < 1e-12);
+    assert!(run.row["loss"][1].is_nan());
+    assert_eq!((run.row["a_factor"][1], run.row["target_factor"][1]), (0.0, 0.0));
+    assert_eq!(run.row["argmax"], [1.0, -1.0]);
 }

@@ -97,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(256) finish__cross_entropy_bf16__sm
     const float f26 = uniform_z_loss;
     const float f28 = f26 * 2.0f;
     const float f51 = f23 * 1.0f;
-    const float f60 = -(f23);
-    const float f61 = maximum(f23, f60);
+    const float f65 = -(f23);
+    const float f66 = maximum(f23, f65);
     const float f0 = row_rest[token];
     const float f1 = row_target_logit[token];
     const float f2 = reference;
@@ -144,20 +144,25 @@ extern "C" __global__ void __launch_bounds__(256) finish__cross_entropy_bf16__sm
     const float f50 = f13 ? 0.0f : f49;
     const float f52 = f51 * f47;
     const float f53 = f13 ? 0.0f : f52;
-    const float f54 = -(f41);
-    const float f55 = maximum(f41, f54);
-    const float f56 = -(f37);
-    const float f57 = maximum(f37, f56);
-    const float f58 = f57 * f24;
-    const float f59 = f55 + f58;
-    const float f62 = f59 * f61;
-    const float f63 = f13 ? 0.0f : f62;
+    const float f54 = f37 * f29;
+    const float f55 = f54 + f38;
+    const float f56 = -(f41);
+    const float f57 = maximum(f41, f56);
+    const float f58 = f37 * f24;
+    const float f59 = -(f58);
+    const float f60 = maximum(f58, f59);
+    const float f61 = maximum(f57, f60);
+    const float f62 = -(f55);
+    const float f63 = maximum(f55, f62);
+    const float f64 = maximum(f61, f63);
+    const float f67 = f64 * f66;
+    const float f68 = f13 ? 0.0f : f67;
     if (threadIdx.x == 0) {
         outputs[0 * output_stride + token] = f34;
         outputs[1 * output_stride + token] = f36;
         outputs[2 * output_stride + token] = f50;
         outputs[3 * output_stride + token] = f53;
-        outputs[4 * output_stride + token] = f63;
+        outputs[4 * output_stride + token] = f68;
     }
     (void)reference;
     if (a == nullptr) return;

@@ -122,6 +122,23 @@ pub struct PackVocabulary {
     pub out: *mut u8,
 }
 
+/// Tiles of tokens by vocabulary entries that the gradient filter has looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TileCount {
+    /// All of them.
+    pub tiles: u64,
+    /// Those that were left out of the product.
+    pub skipped: u64,
+}
+
+impl TileCount {
+    /// Counts tiles of which some were kept.
+    pub fn add(&mut self, tiles: u64, kept: u64) {
+        self.tiles += tiles;
+        self.skipped += tiles - kept;
+    }
+}
+
 /// What a call of `logits_softmax` does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stages {
@@ -162,6 +179,10 @@ pub struct LogitsSoftmax {
     pub saved: *mut u8,
     /// Per-token references that the saved E of this chunk is relative to; null when not saved.
     pub saved_reference: *mut f32,
+    /// Tiles of E whose values are all at most this share of their row's sum so far are left out of A.
+    pub filter: f32,
+    /// Counts tiles if there is a filter; null keeps all.
+    pub filtered: *mut TileCount,
     /// Scratch of this call.
     pub scratch: *mut u8,
 }
@@ -218,6 +239,10 @@ pub struct WeightGrad {
     pub dw_stride: usize,
     /// Gradients of the column inputs in the order of the program, each from `first_column` on, added to; null skips.
     pub column_gradients: *const *mut f32,
+    /// Tiles of Q whose values are all at most this, for each token, are left out of dW.
+    pub limits: *const f32,
+    /// Counts tiles if there is a filter; null keeps all.
+    pub filtered: *mut TileCount,
     /// Scratch of this call.
     pub scratch: *mut u8,
 }

@@ -2,6 +2,7 @@
 
 use crate::batch::{Batch, Shard};
 use crate::check::fingerprint;
+use crate::filter::Filter;
 use crate::passes::{LayerInputs, SPass};
 use crate::{Device, OutputLayer, Reduction, Result};
 use std::borrow::Cow;
@@ -25,6 +26,8 @@ pub(crate) struct Job<'a, D: Device> {
     /// What the mean divides by, 1 for other reductions.
     pub(crate) divisor: f64,
     pub(crate) agreement: String,
+    /// Of A += E W.
+    pub(crate) filter: Option<Filter>,
 }
 
 impl<'a, D: Device> Job<'a, D> {
@@ -73,7 +76,8 @@ impl<'a, D: Device> Job<'a, D> {
         uniforms.insert("smoothing_total".to_owned(), spread as f32);
         uniforms.insert("first_class".to_owned(), owned.start as f32);
         let agreement = agreement(&layer, &batch, shard.bias.is_some());
-        Job { layer, kernels, batch, shard, rows, targets, tokens, uniforms, class_weight, divisor, agreement }
+        let filter = layer.policy.filter.map(Filter::new);
+        Job { filter, layer, kernels, batch, shard, rows, targets, tokens, uniforms, class_weight, divisor, agreement }
     }
 
     pub(crate) fn classes(&self) -> usize {
@@ -97,6 +101,7 @@ impl<'a, D: Device> Job<'a, D> {
             inputs: self.inputs(),
             rows: &self.rows,
             targets: &self.targets,
+            filter: self.filter.as_ref(),
         })
     }
 
@@ -134,7 +139,7 @@ fn agreement<D: Device>(layer: &OutputLayer<D>, batch: &Batch<'_>, bias: bool) -
         bits(batch.class_weights),
     ));
     format!(
-        "rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, dx {}, {}, loss {}, \
+        "rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, dx {}, filter {:?}, {}, loss {}, \
          bias {bias}, targets, upstream and weights {data:016x}",
         layer.device.place(),
         batch.x.rows(),
@@ -145,6 +150,7 @@ fn agreement<D: Device>(layer: &OutputLayer<D>, batch: &Batch<'_>, bias: bool) -
         batch.x.dtype(),
         layer.policy.algorithm,
         if layer.policy.frozen_input { "not wanted" } else { "wanted" },
+        layer.policy.filter,
         layer.loss,
         layer.programs,
     )

@@ -4,9 +4,10 @@ use crate::algorithm::{Exchange, blocks};
 use crate::batch::{Batch, Gradients, Shard, Upstream};
 use crate::check::{self, expect};
 use crate::comm::{Finish, Local, Merged, Pending};
+use crate::filter::{Filter, Filtered};
 use crate::job::Job;
 use crate::loss::{RowLoss, RowPrograms};
-use crate::passes::{Extent, FinishJob, Sums};
+use crate::passes::{Extent, FinishJob, SPass, Sums};
 use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
 use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Policy, Result, Save, ShardLayout};
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub struct Done<'a, D: Device = Cpu> {
     pub argmax: Option<Vec<i64>>,
     /// dX `[N, H]` row-major, shared by the ranks of a process; empty if X is frozen.
     pub dx: Arc<Vec<f32>>,
+    /// What the gradient filter left out of this rank's share of dX.
+    pub filtered: Filtered,
     /// The ticket.
     pub weight_grad: WeightGrad<'a, D>,
 }
@@ -105,6 +108,7 @@ impl<D: Device> OutputLayer<D> {
     ) -> Result<OutputLayer<D>> {
         check::rank(layout, rank)?;
         loss.validate(layout.vocab())?;
+        policy.validate()?;
         Ok(OutputLayer { device: device.clone(), layout: layout.clone(), rank, loss, programs, policy })
     }
 
@@ -129,11 +133,17 @@ impl<D: Device> OutputLayer<D> {
         Ok(Partial { job, inputs, rows, saved })
     }
 
-    /// Pass T: adds the weight gradient of a microbatch. No communication, any time, in any order.
+    /// Pass T: adds the weight gradient of a microbatch, and says what the gradient filter left out of it. No
+    /// communication, any time, in any order.
     ///
     /// # Errors
     /// [`Error::Shape`] for an output or upstream of the wrong length, [`Error::Option`] if W is frozen.
-    pub fn t_pass(&self, mut ticket: WeightGrad<'_, D>, out: Gradients<'_>, upstream: Upstream<'_>) -> Result<()> {
+    pub fn t_pass(
+        &self,
+        mut ticket: WeightGrad<'_, D>,
+        out: Gradients<'_>,
+        upstream: Upstream<'_>,
+    ) -> Result<Filtered> {
         if self.policy.frozen_weight {
             let message = "expected a weight that is not frozen: pass S has kept nothing for pass T".to_owned();
             return Err(Error::Option { option: "frozen_weight", message });
@@ -146,9 +156,11 @@ impl<D: Device> OutputLayer<D> {
             expect("dbias", rows, dbias.len())?;
         }
         let upstream = upstream.values(&job.rows, job.batch.targets.len(), job.targets.len())?;
-        let pass = job.s_pass()?;
+        let filter = self.policy.filter.map(Filter::new);
+        let pass = SPass { filter: filter.as_ref(), ..job.s_pass()? };
         let sums = Sums { dw: out.dw, dbias: out.dbias };
-        self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &upstream, sums)
+        self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &upstream, sums)?;
+        Ok(filter.map_or_else(Filtered::default, |f| f.count()))
     }
 
     /// Whether pass S saves, within the memory budget.
@@ -239,6 +251,7 @@ fn done<'a, D: Device>(
         lse: job.scatter(lse, 0.0),
         argmax: argmax.map(|ids| job.scatter(ids.into_iter().map(|id| id as i64), -1)),
         dx: merged.output.clone().unwrap_or_default(),
+        filtered: job.filter.as_ref().map_or_else(Filtered::default, Filter::count),
         weight_grad: WeightGrad { merged: device.ticket(&job.kernels, &blocks)?, inputs, saved, job },
     })
 }

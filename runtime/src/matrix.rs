@@ -183,6 +183,16 @@ impl OwnedMatrix {
         (T::DTYPE == self.dtype).then(|| bytemuck::cast_slice(self.data.as_ref()))
     }
 
+    /// The elements as f32, which holds all of them exactly.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let bytes = self.data.as_ref();
+        match self.dtype {
+            Dtype::F32 => bytemuck::cast_slice(bytes).to_vec(),
+            Dtype::Bf16 => bytemuck::cast_slice(bytes).iter().map(|e: &half::bf16| e.to_f32()).collect(),
+            Dtype::F16 => bytemuck::cast_slice(bytes).iter().map(|e: &half::f16| e.to_f32()).collect(),
+        }
+    }
+
     /// As a borrowed matrix.
     pub fn view(&self) -> Matrix<'_> {
         Matrix {

@@ -4,6 +4,7 @@
 //! public types; its module is not, so nobody else can implement it.
 
 use crate::buffer::SharedPointer;
+use crate::filter::Filter;
 use crate::{Dtype, Matrix, Result};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -54,6 +55,8 @@ pub struct SPass<'a> {
     pub rows: &'a [u32],
     /// Shard-local target of each token, padded to whole panels with -1.
     pub targets: &'a [i32],
+    /// Leaves tiles out of the products, if given; a device may also do without.
+    pub filter: Option<&'a Filter>,
 }
 
 /// Everything that turns merged rows into results.

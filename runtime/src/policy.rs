@@ -1,4 +1,5 @@
-//! How to run: choices that change time and memory, and results by no more than the rounding of the dtype.
+//! How to run: choices that change time and memory, and, but for the gradient filter, results by no more than the rounding
+//! of the dtype.
 
 use crate::{Error, Result};
 use std::fmt;
@@ -31,9 +32,9 @@ pub enum Save {
 /// Bytes over inputs and outputs that [`Save::Auto`] may use when no budget is given: 512 MiB.
 pub const DEFAULT_MEMORY_BUDGET: usize = 512 << 20;
 
-/// Choices that change time and memory, and results by no more than the rounding of the dtype: saved values are kept in
-/// it, so in f16 those of a probability under 2^-24 of the row's largest are zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+/// Choices that change time and memory, and, but for the filter, results by no more than the rounding of the dtype: saved
+/// values are kept in it, so in f16 those of a probability under 2^-24 of the row's largest are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct Policy {
     /// Barriers.
     pub algorithm: Algorithm,
@@ -47,6 +48,28 @@ pub struct Policy {
     pub frozen_weight: bool,
     /// Bytes over inputs and outputs a rank may use for one microbatch; exceeding it is an error.
     pub memory_budget: Option<usize>,
+    /// Threshold of the gradient filter, above 0 and below 1; `None` leaves nothing out. This choice changes results by
+    /// more than rounding: tiles of tokens by vocabulary entries in which every derivative of a token's loss by a logit
+    /// is at most `filter` in size take no part in the products that give dX and dW. The error of dW is that of a
+    /// matrix of derivatives in which each entry is wrong by at most `filter` times the token's upstream gradient and
+    /// the logit scale; so is that of dX. Loss, log-sum-exp and the gradient of the bias are not filtered.
+    ///
+    /// Pass T knows the probabilities. In pass S of algorithm two only the mass that a rank has seen so far is known,
+    /// which is no more than the final one: less is left out there, never more. With algorithm one and saved values
+    /// dX is filtered by the final probabilities.
+    pub filter: Option<f32>,
+}
+
+impl Policy {
+    pub(crate) fn validate(&self) -> Result<()> {
+        match self.filter {
+            Some(filter) if !(filter > 0.0 && filter < 1.0) => Err(Error::Option {
+                option: "filter",
+                message: format!("expected a number above 0 and below 1, got {filter}"),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 macro_rules! words {

@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::PathBuf;
-use vocabfuse::{Cpu, Dtype};
+use vocabfuse::{Cpu, Dtype, Filtered};
 
 /// Train a small language model on text, and the same model with a plain vocabulary layer beside it
 ///
@@ -47,6 +47,10 @@ pub struct Args {
     dtype: Dtype,
     #[command(flatten)]
     policy: PolicyArgs,
+    /// First step with the filter. While a model knows nothing all probabilities are small, and a filter leaves out most
+    /// of what it should learn from
+    #[arg(long, value_name = "STEP", default_value = "0", requires = "filter")]
+    filter_from: usize,
     /// Seed of weights and batches
     #[arg(long, value_name = "N", default_value = "1")]
     seed: u64,
@@ -69,6 +73,12 @@ struct Report {
     /// Barriers of a rank.
     barriers_per_microbatch: f64,
     ms_per_step: f64,
+    /// Of the vocabulary layer, over the last tenth of the steps.
+    layer_ms_at_end: f64,
+    /// Shares of the tiles of dX and dW that the gradient filter left out, over all steps and over the last tenth of them;
+    /// null without one.
+    filtered: Option<[f64; 2]>,
+    filtered_at_end: Option<[f64; 2]>,
     reference_ms_per_step: f64,
     /// Size of the vocabulary that the text supports.
     vocab: usize,
@@ -100,6 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         microbatches: args.microbatches,
         dtype: args.dtype,
         policy: args.policy.policy(None),
+        filter_from: args.filter_from,
         seed: args.seed,
     };
     let mut twins = Twins::new(&data, &cpu, config)?;
@@ -139,6 +150,7 @@ impl Report {
             steps.iter().map(|s| of(s).as_secs_f64()).sum::<f64>() * 1e3 / steps.len() as f64
         };
         let last = steps.last();
+        let end = &steps[steps.len() - steps.len().div_ceil(10)..];
         Report {
             steps: steps.len(),
             loss_first: steps.first().map_or(f64::NAN, |s| s.loss),
@@ -147,6 +159,9 @@ impl Report {
             max_loss_difference: largest(steps.iter().map(|s| (s.loss - s.reference_loss).abs())),
             barriers_per_microbatch: twins.barriers_per_microbatch(),
             ms_per_step: mean(|s| s.time),
+            layer_ms_at_end: end.iter().map(|s| s.layer.time.as_secs_f64()).sum::<f64>() * 1e3 / end.len() as f64,
+            filtered: filtered(steps),
+            filtered_at_end: filtered(end),
             reference_ms_per_step: mean(|s| s.reference_time),
             vocab: data.vocab,
             tokens: data.tokens(),
@@ -156,16 +171,31 @@ impl Report {
 
     fn text(&self, args: &Args) -> String {
         let Report { steps, loss_first, loss_last, reference_loss_last, vocab, tokens, device, .. } = self;
-        [
+        let mut lines = vec![
             format!("{tokens} tokens of text, vocabulary {vocab} over {} ranks, {}, {device}", args.ranks, args.dtype),
             format!("{steps} steps: loss {loss_first:.4} to {loss_last:.4}, plain f32 to {reference_loss_last:.4}"),
             format!("largest difference of the losses {:.2e}", self.max_loss_difference),
             format!("barriers a microbatch: {}", self.barriers_per_microbatch),
             format!("{:.1} ms a step, plain {:.1} ms", self.ms_per_step, self.reference_ms_per_step),
-            format!("loss.csv and loss.svg are in {}", args.out.display()),
-        ]
-        .join("\n")
+            format!("vocabulary layer in the last tenth of the steps: {:.2} ms a step", self.layer_ms_at_end),
+        ];
+        for (when, shares) in [("all steps", self.filtered), ("the last tenth", self.filtered_at_end)] {
+            if let Some([dx, dw]) = shares.map(|shares| shares.map(|share| share * 100.0)) {
+                lines.push(format!("tiles left out by the filter in {when}: {dx:.1} % of dX, {dw:.1} % of dW"));
+            }
+        }
+        lines.push(format!("loss.csv and loss.svg are in {}", args.out.display()));
+        lines.join("\n")
     }
+}
+
+/// Shares of the tiles of dX and dW that were left out in some steps, if there was a filter.
+fn filtered(steps: &[Step]) -> Option<[f64; 2]> {
+    let mut all = [Filtered::default(); 2];
+    for step in steps {
+        all.iter_mut().zip(step.layer.filtered).for_each(|(all, of_step)| *all += of_step);
+    }
+    all.iter().any(|f| f.tiles > 0).then(|| all.map(Filtered::share))
 }
 
 /// Unlike `f64::max`, keeps a NaN.

@@ -109,7 +109,11 @@ pub fn above_zero(text: &str) -> Result<f32, String> {
     number(text, |n| n > 0.0, "a finite number above 0")
 }
 
-/// Options that change time and memory, and results by no more than rounding.
+fn share(text: &str) -> Result<f32, String> {
+    number(text, |n| n > 0.0 && n < 1.0, "a number above 0 and below 1")
+}
+
+/// Options that change time and memory, and, but for the filter, results by no more than rounding.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct PolicyArgs {
     /// Barriers a microbatch: naive 3, one 2, two 1
@@ -121,11 +125,15 @@ pub struct PolicyArgs {
     /// Vocabulary entries a kernel works on at a time: a power of two that `vocabfuse list` shows [default: the device's choice]
     #[arg(long, value_name = "C", value_parser = chunk)]
     chunk: Option<usize>,
+    /// Leave tiles out of dX and dW in which no derivative of a token's loss by a logit is over X; above 0, below 1
+    #[arg(long, value_name = "X", value_parser = share)]
+    filter: Option<f32>,
 }
 
 impl PolicyArgs {
     /// The policy, with a limit on the bytes over inputs and outputs of a rank.
     pub fn policy(self, memory_budget: Option<usize>) -> Policy {
-        Policy { algorithm: self.algorithm, save: self.save, chunk: self.chunk, memory_budget, ..Policy::default() }
+        let PolicyArgs { algorithm, save, chunk, filter, .. } = self;
+        Policy { algorithm, save, chunk, filter, memory_budget, ..Policy::default() }
     }
 }

@@ -1,13 +1,14 @@
 //! The vocabulary layer of the model, in its two forms.
 
 use super::{Config, TrainError};
+use std::time::{Duration, Instant};
 use vocabfuse::plain::Composition;
 use vocabfuse::problem::{self, Options, Outputs, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::Elements;
 use vocabfuse::{
-    Batch, Cpu, CrossEntropy, Dtype, Error, Gradients, Local, Matrix, OutputLayer, Reduction, Shard, ShardLayout,
-    Upstream, WeightGrad,
+    Batch, Cpu, CrossEntropy, Dtype, Error, Filtered, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Shard,
+    ShardLayout, Upstream, WeightGrad,
 };
 
 /// Hidden states and targets of one microbatch.
@@ -37,10 +38,23 @@ pub trait VocabularyLayer {
 /// Passes S, C1 and T over the ranks of this process.
 pub struct Fused {
     layers: Vec<OutputLayer>,
+    /// The same with the gradient filter, and the number of steps until they take over.
+    filtering: Vec<OutputLayer>,
+    unfiltered_steps: usize,
     layout: ShardLayout,
     comms: Vec<Local>,
     dtype: Dtype,
     hidden: usize,
+    last: Cost,
+}
+
+/// What the passes of one step took, over all ranks and microbatches.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    /// Time of passes S, C1 and T.
+    pub time: Duration,
+    /// Tiles of dX and dW that the gradient filter left out.
+    pub filtered: [Filtered; 2],
 }
 
 impl Fused {
@@ -51,14 +65,24 @@ impl Fused {
     pub fn new(cpu: &Cpu, vocab: usize, config: &Config) -> Result<Fused, Error> {
         let layout = ShardLayout::even(vocab, config.ranks)?;
         let loss = CrossEntropy { reduction: Reduction::Sum, ..CrossEntropy::default() };
-        let layer = |rank| OutputLayer::new(cpu, &layout, rank, loss, config.policy);
+        let layers = |policy: Policy| -> Result<Vec<OutputLayer>, Error> {
+            (0..config.ranks).map(|rank| OutputLayer::new(cpu, &layout, rank, loss, policy)).collect()
+        };
         Ok(Fused {
-            layers: (0..config.ranks).map(layer).collect::<Result<_, _>>()?,
+            layers: layers(Policy { filter: None, ..config.policy })?,
+            filtering: layers(config.policy)?,
+            unfiltered_steps: config.filter_from,
             comms: Local::group(config.ranks),
             layout,
             dtype: config.dtype,
             hidden: config.hidden,
+            last: Cost::default(),
         })
+    }
+
+    /// What the last step took.
+    pub fn cost(&self) -> Cost {
+        self.last
     }
 
     /// Barriers that a rank has taken part in.
@@ -75,13 +99,16 @@ impl Fused {
         let done = each(work, |_, (partial, comm)| partial.start_combine(comm)?.wait())?;
         let loss = f64::from(done[0].loss[0]);
         let dx = done[0].dx.clone();
-        Ok(MicrobatchResult { loss, dx, tickets: done.into_iter().map(|d| d.weight_grad).collect() })
+        let mut filtered = Filtered::default();
+        done.iter().for_each(|d| filtered += d.filtered);
+        Ok(MicrobatchResult { loss, dx, filtered, tickets: done.into_iter().map(|d| d.weight_grad).collect() })
     }
 }
 
 struct MicrobatchResult<'a> {
     loss: f64,
     dx: std::sync::Arc<Vec<f32>>,
+    filtered: Filtered,
     tickets: Vec<WeightGrad<'a>>,
 }
 
@@ -115,25 +142,39 @@ impl VocabularyLayer for Fused {
         dw: &mut [f32],
         on_dx: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<f64, TrainError> {
+        match self.unfiltered_steps.checked_sub(1) {
+            Some(left) => self.unfiltered_steps = left,
+            None => self.layers.clone_from(&self.filtering),
+        }
         let w = Operand::new(w, self.dtype);
         let w = w.matrix(self.hidden)?;
         let xs: Vec<Operand<'_>> = batches.iter().map(|b| Operand::new(b.x, self.dtype)).collect();
         let mut tickets: Vec<Vec<WeightGrad<'_>>> = self.layers.iter().map(|_| vec![]).collect();
-        let mut loss = 0.0;
+        let (mut loss, mut cost) = (0.0, Cost::default());
         for (i, (x, batch)) in xs.iter().zip(batches).enumerate() {
             let batch = Batch::new(x.matrix(self.hidden)?, batch.targets);
+            let start = Instant::now();
             let result = self.microbatch(batch, w)?;
+            cost.time += start.elapsed();
+            cost.filtered[0] += result.filtered;
             loss += result.loss;
             on_dx(i, &result.dx);
             tickets.iter_mut().zip(result.tickets).for_each(|(of_rank, ticket)| of_rank.push(ticket));
         }
         // Pass T of all microbatches, at the end of the step.
         let shards = split_rows(dw, self.hidden, (0..self.layers.len()).map(|r| self.layout.range(r)));
-        each(tickets.into_iter().zip(shards).collect(), |rank, (tickets, dw): (Vec<WeightGrad<'_>>, &mut [f32])| {
-            tickets.into_iter().try_for_each(|ticket| {
-                self.layers[rank].t_pass(ticket, Gradients { dw: &mut *dw, dbias: None }, Upstream::One)
-            })
+        let start = Instant::now();
+        let work = tickets.into_iter().zip(shards).collect();
+        let of_ranks = each(work, |rank, (tickets, dw): (Vec<WeightGrad<'_>>, &mut [f32])| {
+            let mut filtered = Filtered::default();
+            for ticket in tickets {
+                filtered += self.layers[rank].t_pass(ticket, Gradients { dw: &mut *dw, dbias: None }, Upstream::One)?;
+            }
+            Ok::<_, Error>(filtered)
         })?;
+        cost.time += start.elapsed();
+        of_ranks.into_iter().for_each(|of_rank| cost.filtered[1] += of_rank);
+        self.last = cost;
         Ok(loss)
     }
 }

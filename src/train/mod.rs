@@ -14,6 +14,8 @@ mod twin;
 pub use chart::write as write_charts;
 pub use corpus::Corpus;
 pub use data::Data;
+#[cfg(test)]
+pub use layer::Cost;
 pub use tokens::LEAST_VOCAB;
 pub use twin::{Step, Twins};
 
@@ -37,6 +39,8 @@ pub struct Config {
     pub dtype: Dtype,
     /// How the vocabulary layer runs.
     pub policy: Policy,
+    /// First step with the policy's gradient filter.
+    pub filter_from: usize,
     /// Seed of weights and batches.
     pub seed: u64,
 }

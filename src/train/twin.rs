@@ -2,7 +2,7 @@
 
 use super::adam::Adam;
 use super::data::{Data, Microbatch};
-use super::layer::{Fused, LayerBatch, Plain, VocabularyLayer};
+use super::layer::{Cost, Fused, LayerBatch, Plain, VocabularyLayer};
 use super::model::{self, Activations};
 use super::parameters::Parameters;
 use super::{Config, TrainError};
@@ -20,6 +20,8 @@ pub struct Step {
     pub time: Duration,
     /// Time of the step with the latter.
     pub reference_time: Duration,
+    /// What the vocabulary layer of vocabfuse took of its step.
+    pub layer: Cost,
 }
 
 /// Two models that begin alike and see the same data.
@@ -54,7 +56,8 @@ impl<'a> Twins<'a> {
         let between = Instant::now();
         let reference_loss = self.plain.step(&batches)?;
         self.steps += 1;
-        Ok(Step { loss, reference_loss, time: between - start, reference_time: between.elapsed() })
+        let layer = self.fused.layer.cost();
+        Ok(Step { loss, reference_loss, time: between - start, reference_time: between.elapsed(), layer })
     }
 
     /// Barriers of a rank per microbatch so far.

@@ -28,6 +28,7 @@ templates! {
     "cpu/vectors_avx512.rs.in",
     "cpu/pairs.rs.in",
     "cpu/common.rs.in",
+    "cpu/filter.rs.in",
     "cpu/matmul.rs.in",
     "cpu/pack_tokens.rs.in",
     "cpu/pack_tokens_grad.rs.in",

@@ -77,7 +77,9 @@ fn compile_fills_a_cache() {
     };
     let report = compile("--architecture sm_90 --dtype bf16 --chunk 512 --out cubins --json").json();
     let kernels = report["kernels"].as_array().unwrap();
-    assert!(kernels.iter().any(|k| k.as_str().unwrap().starts_with("logits_softmax__")), "{report}");
+    for name in ["logits_softmax__", "gather_rows__bf16", "scatter_add__bf16", "scatter_add__f32"] {
+        assert!(kernels.iter().any(|k| k.as_str().unwrap().starts_with(name)), "no {name} in {report}");
+    }
     assert_eq!(std::fs::read_dir(folder.path().join("cubins")).unwrap().count(), kernels.len());
     compile("--architecture sm_20 --out cubins").refused(&["sm_20", "sm_90"]);
     compile("--architecture sm_90").refused(&["--out"]);

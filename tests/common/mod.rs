@@ -1,14 +1,16 @@
 //! One cross-entropy problem, run through the layer on every rank and through the f64 reference.
 #![allow(dead_code)] // Each test crate uses a part of it.
 
+pub mod embedding;
+
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
-    Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy,
-    Shard, ShardLayout, Target, Upstream,
+    Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, OutputLayer,
+    Policy, Shard, ShardLayout, Target, Upstream,
 };
 
 /// A problem of random tensors, and how to run it.
@@ -99,6 +101,8 @@ pub struct Run {
     pub out: Outputs<f32>,
     pub counters: Vec<Counters>,
     pub kernels: Vec<&'static str>,
+    /// Tiles of dX and dW that the gradient filter left out, over all ranks.
+    pub filtered: [Filtered; 2],
 }
 
 fn convert<T: Element>(values: &[f32], from: fn(f32) -> T) -> Vec<T> {
@@ -153,16 +157,20 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
         let partial = layer.s_pass(batch, shard)?;
         let kernels = partial.kernels();
         let done = partial.start_combine(&comm)?.wait()?;
-        layer.t_pass(done.weight_grad, Gradients { dw, dbias }, Upstream::One)?;
+        let filtered = [done.filtered, layer.t_pass(done.weight_grad, Gradients { dw, dbias }, Upstream::One)?];
         let (loss, lse, dx, argmax) = (done.loss, done.lse, done.dx, done.argmax.unwrap_or_default());
-        Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels, argmax))
+        Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels, argmax, filtered))
     })?;
-    let (loss, lse, dx, _, kernels, argmax) = results[0].clone();
+    let (loss, lse, dx, _, kernels, argmax, _) = results[0].clone();
+    let mut filtered = [Filtered::default(); 2];
+    for (of_rank, all) in results.iter().flat_map(|r| r.6).zip((0..2).cycle()) {
+        filtered[all] += of_rank;
+    }
     for (other_loss, other_lse, other_dx, ..) in &results {
         assert!(same(&loss, other_loss) && same(&lse, other_lse) && same(&dx, other_dx), "ranks got different results");
     }
     let counters = results.iter().map(|r| r.3).collect();
-    Ok(Run { out: Outputs { loss, lse, argmax, dx: dx.to_vec(), dw, dbias }, counters, kernels })
+    Ok(Run { out: Outputs { loss, lse, argmax, dx: dx.to_vec(), dw, dbias }, counters, kernels, filtered })
 }
 
 /// Equal bit for bit.

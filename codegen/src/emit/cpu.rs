@@ -226,6 +226,9 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                     Value::from(Serde(&Fragment { results: vec![splat(f32::NEG_INFINITY)], ..Fragment::default() }))
                 }
             };
+            // What the gradient filter measures stored values against: the sum of them. A further product is not filtered.
+            let mass = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot);
+            let mass = if operand { 0 } else { mass.ok_or_else(|| incomplete(loss))? };
             let statistics = if operand { vec![] } else { statistics };
             let f16 = spec.dtype == Dtype::F16;
             context! {
@@ -233,6 +236,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 map => map,
                 weigh => lowered(p, "w", &wanted)?,
                 statistics => Value::from(Serde(&statistics)),
+                mass => mass,
                 // f16 holds E up to 65504 = 2^16.
                 window => if f16 { "10.0" } else { "20.0" },
                 window_reason => if f16 { ": f16 cannot hold more" } else { "" },

@@ -128,7 +128,9 @@ impl CrossEntropyForm {
         let at_target = upstream * (soft * softmax.p_target - hard * softmax.p_rest) + by_lse * softmax.p_target;
         g.row_output("a_factor", softmax.dead.select(0.0, scale * others / softmax.total));
         g.row_output("target_factor", softmax.dead.select(0.0, scale * slope * at_target));
-        let mut bound = others.magnitude() + upstream.magnitude() * hard;
+        // The derivative at the target lies between what it is where p_target is 0 and where it is 1.
+        let certain = upstream * soft + by_lse;
+        let mut bound = others.magnitude().max((upstream * hard).magnitude()).max(certain.magnitude());
         if self.smoothing {
             let factor = -(scale * upstream * g.uniform("smoothing_share"));
             g.row_output("operand_factor", softmax.dead.select(0.0, factor));
@@ -136,7 +138,9 @@ impl CrossEntropyForm {
         }
         g.row_output("bound", softmax.dead.select(0.0, bound * scale.magnitude()));
         if self.argmax {
-            g.row_output("argmax", g.row("argmax"));
+            // A NaN among the logits leaves no largest one.
+            let largest = g.row("largest");
+            g.row_output("argmax", largest.equals(largest).select(g.row("argmax"), -1.0));
         }
         g.finish()
     }

@@ -230,8 +230,9 @@ fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), P
         let (name, expected, right) = match output {
             Output::Row(name, _) => {
                 let reduction = reduces(&ops[index]);
-                let right = found.shape == Shape::Row && (reduction || !has_elements(types));
-                (name.as_str(), "a reduction over columns, or a row value in a program without elements", right)
+                let plain = matches!(found.shape, Shape::Row | Shape::Uniform) && !has_elements(types);
+                let expected = "a reduction over columns, or a row value in a program without elements";
+                (name.as_str(), expected, reduction || plain)
             }
             Output::Store(_) => {
                 ("store", "an f32 element or column value", matches!(found.shape, Shape::Element | Shape::Column))

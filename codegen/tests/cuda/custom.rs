@@ -29,6 +29,7 @@ fn softcapped() -> Loss {
     g.row_output("loss", lse - g.row("target_logit") + g.row("others").ln_1p() * g.row("largest"));
     g.row_output("lse", lse);
     g.row_output("a_factor", g.uniform("logit_scale") / g.row("rest"));
+    g.row_output("bound", g.uniform("logit_scale").magnitude());
     g.row_output("target_factor", -g.uniform("logit_scale") * g.row("rest") / g.row("rest"));
     let finish = g.finish().unwrap();
     let g = Graph::new("gradient");
@@ -37,7 +38,7 @@ fn softcapped() -> Loss {
     g.store(derivative);
     g.column_gradient("bias", derivative / g.uniform("logit_scale"));
     let gradient = g.finish().unwrap();
-    let loss = Loss { name: "softcapped".to_owned(), statistics, finish, gradient };
+    let loss = Loss { name: "softcapped".to_owned(), statistics, finish, gradient, operand: None };
     loss.verify().unwrap();
     loss
 }

@@ -49,6 +49,8 @@ pub struct Shard {
     bias: u64,
     pub targets: u64,
     upstream: u64,
+    ones: u64,
+    zeros: u64,
     scale: f32,
     /// Reference, then statistics: `[3][stride]`.
     pub state: u64,
@@ -85,6 +87,8 @@ impl Shard {
             bias: problem.bias.as_ref().map_or(0, |b| device.floats(&b[columns.clone()])),
             targets: device.ints(&problem.targets.iter().map(local).collect::<Vec<_>>()),
             upstream: device.floats(&problem.upstream),
+            ones: device.floats(&vec![1.0; problem.tokens]),
+            zeros: device.floats(&vec![0.0; problem.tokens]),
             scale: problem.scale,
             state: device.room((1 + device.loss.statistics_rules().len()) * stride * 4),
             partials: device
@@ -236,7 +240,7 @@ impl Shard {
         let index = device.ints(&(0..self.tokens as i32).collect::<Vec<_>>());
         let results = Results {
             dx: device.room(self.tokens * self.hidden * 4),
-            outputs: device.room(4 * self.stride * 4),
+            outputs: device.room(5 * self.stride * 4),
             stride: self.stride,
         };
         let arguments = [
@@ -244,7 +248,10 @@ impl Shard {
             ("uniform_logit_scale", Arg::F32(self.scale)),
             ("row_rest", P(self.state + (self.stride * 4) as u64)),
             ("row_target_logit", P(self.state + (2 * self.stride * 4) as u64)),
-            ("upstream", P(self.upstream)),
+            ("row_hard", P(self.ones)),
+            ("row_upstream", P(self.upstream)),
+            ("row_lse_upstream", P(self.zeros)),
+            ("uniform_z_loss", Arg::F32(0.0)),
             ("hidden", Arg::I32(self.hidden as i32)),
             ("a", P(self.a)),
             ("a_stride", Arg::I64(self.hidden as i64)),
@@ -275,11 +282,10 @@ impl Shard {
         let partials = device.room(self.row_tiles() * device.chunk * 4);
         let scale = if device.dtype == Dtype::F16 {
             let scale = device.room(8);
-            let bound = Arg::F32(self.scale.abs());
             let arguments = [
-                ("row_upstream", P(self.upstream)),
+                ("row_upstream", P(self.ones)),
+                ("row_bound", P(results.output(4))),
                 ("tokens", Arg::I32(self.tokens as i32)),
-                ("bound", bound),
                 ("scale", P(scale)),
             ];
             device.run(KernelKind::GradientScale, 1, &arguments);
@@ -300,7 +306,7 @@ impl Shard {
                 ("uniform_logit_scale", Arg::F32(self.scale)),
                 ("row_target_factor", P(results.output(3))),
                 ("row_a_factor", P(results.output(2))),
-                ("row_upstream", P(self.upstream)),
+                ("row_upstream", P(self.ones)),
                 ("scale", P(scale)),
                 ("column_partials", P(partials)),
             ];

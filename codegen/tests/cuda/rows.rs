@@ -71,3 +71,46 @@ fn scattered_rows_add_up_in_order() {
         assert_eq!(d.read_floats(table, 8 * columns), expected, "{dtype}: bit by bit");
     }
 }
+
+/// Rows that lie 2^33 bytes and more from where their tensor begins. Only those that are named exist: a tensor begins
+/// that much before them.
+#[test]
+fn offsets_have_64_bits() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let (columns, far) = (40, 5);
+        // Elements from one row to the next, so that the product of id and stride needs 35 bits.
+        let stride = (1u64 << 32) + 8;
+        let begin = |address: u64, size: usize| address - far * stride * size as u64;
+        let mut d = device(dtype);
+        let mut numbers = Numbers(79);
+        let row: Vec<f64> = (0..columns).map(|_| rounded(numbers.next(), dtype)).collect();
+        let (from, to) = (d.elements(&row, 0), d.room(columns * dtype.size()));
+        let ids = d.ints(&[far as i32]);
+        let arguments = [
+            ("table", P(begin(from, dtype.size()))),
+            ("table_stride", Arg::I64(stride as i64)),
+            ("ids", P(ids)),
+            ("columns", Arg::I32(columns as i32)),
+            ("out", P(to)),
+            ("out_stride", Arg::I64(stride as i64)),
+        ];
+        d.run(KernelKind::GatherRows, 1, &arguments);
+        assert_eq!(d.read_elements(to, columns), row, "{dtype}");
+
+        let sums = d.floats(&vec![1.0; columns]);
+        let (starts, order) = (d.ints(&[0, 1]), d.ints(&[far as i32]));
+        let arguments = [
+            ("rows", P(begin(from, dtype.size()))),
+            ("row_stride", Arg::I64(stride as i64)),
+            ("ids", P(ids)),
+            ("starts", P(starts)),
+            ("order", P(order)),
+            ("columns", Arg::I32(columns as i32)),
+            ("table", P(begin(sums, 4))),
+            ("table_stride", Arg::I64(stride as i64)),
+        ];
+        d.run(KernelKind::ScatterAdd, 1, &arguments);
+        let expected: Vec<f32> = row.iter().map(|v| 1.0 + *v as f32).collect();
+        assert_eq!(d.read_floats(sums, columns), expected, "{dtype}");
+    }
+}

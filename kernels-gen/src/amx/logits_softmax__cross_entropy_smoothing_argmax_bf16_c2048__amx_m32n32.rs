@@ -36,12 +36,37 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     }
                 }
                 if args.stages != Stages::Statistics {
-                    accumulate(args, first, panels, start, e);
+                    let keep = e.add(PANEL_BLOCK.min(args.panels) * E_PANEL).cast::<u8>();
+                    let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
+                    if !keep.is_null() {
+                        for panel in 0..panels {
+                            flag(args, first + panel, start, e.add(panel * E_PANEL), keep.add(panel * FLAGS));
+                        }
+                    }
+                    accumulate(args, first, panels, start, e, keep);
                 }
             }
         }
         // Saved E went around the caches: other threads must see it once this call has returned.
         _mm_sfence();
+    }
+}
+
+/// Flags of the tiles of one panel of E. What the sum of a row has come to is no more than what it will be, so a value that
+/// is small beside it stays small.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, keep: *mut u8) {
+    let rows = VOCABULARY_BLOCK.min(args.columns - start);
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(2)).add(panel * PANEL + lane)));
+        let value = |row: usize, lane: usize| {
+            let half = e.add(row / PANEL * BLOCK + lane / LANES * (BLOCK / 2));
+            let words = load_words(half.add(row % PANEL / 2 * PANEL));
+            if row % 2 == 0 { first_of(words) } else { second_of(words) }
+        };
+        let kept = flag_tiles(rows, limit, value, keep);
+        (*args.filtered).add(rows.div_ceil(PANEL) as u64, kept);
     }
 }
 
@@ -276,8 +301,9 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
 }
 
 /// A += E W for some panels and one vocabulary block. E of a panel is read from L1, W of some blocks of H from L2.
+/// `keep` has flags of tiles, null keeps all.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn accumulate(args: &LogitsSoftmax, first: usize, panels: usize, start: usize, e: *const u16) {
+unsafe fn accumulate(args: &LogitsSoftmax, first: usize, panels: usize, start: usize, e: *const u16, keep: *const u8) {
     let hidden = padded(args.hidden);
     let strips = hidden / PANEL;
     let steps = VOCABULARY_BLOCK.min(args.columns - start).div_ceil(PANEL);
@@ -285,23 +311,27 @@ unsafe fn accumulate(args: &LogitsSoftmax, first: usize, panels: usize, start: u
         let end = strips.min(group + HIDDEN_BLOCKS);
         for panel in 0..panels {
             let next = if panel + 1 < panels { panel + 1 } else { 0 };
+            // SAFETY: a flag a tile.
+            let kept = |step: usize| keep.is_null() || unsafe { *keep.add(panel * FLAGS + step) } != 0;
             for strip in group..end {
-                // SAFETY: as for `kernel`; the transpose of W follows W in the packed chunk.
-                unsafe {
-                    let a = args.a.add(first * PANEL * hidden);
-                    product_keeping_right(&Product {
-                        steps,
-                        left: args.w.cast::<u16>().add(CHUNK * hidden + (strip * CHUNK + start) * PANEL),
-                        right: e.add(panel * E_PANEL),
-                        c: a.add(panel * PANEL * hidden + strip * BLOCK),
-                        accumulate: true,
-                        ahead: e.wrapping_add(next * E_PANEL + (strip - group) * steps * 64),
-                        next: if strip + 1 < end {
-                            a.wrapping_add(panel * PANEL * hidden + (strip + 1) * BLOCK)
-                        } else {
-                            a.wrapping_add(next * PANEL * hidden + group * BLOCK)
-                        },
-                    });
+                for (from, to) in runs(steps, kept) {
+                    // SAFETY: as for `kernel`; the transpose of W follows W in the packed chunk.
+                    unsafe {
+                        let a = args.a.add(first * PANEL * hidden);
+                        product_keeping_right(&Product {
+                            steps: to - from,
+                            left: args.w.cast::<u16>().add(CHUNK * hidden + (strip * CHUNK + start + from * PANEL) * PANEL),
+                            right: e.add(panel * E_PANEL + from * BLOCK),
+                            c: a.add(panel * PANEL * hidden + strip * BLOCK),
+                            accumulate: true,
+                            ahead: e.wrapping_add(next * E_PANEL + (strip - group) * steps * 64),
+                            next: if strip + 1 < end {
+                                a.wrapping_add(panel * PANEL * hidden + (strip + 1) * BLOCK)
+                            } else {
+                                a.wrapping_add(next * PANEL * hidden + group * BLOCK)
+                            },
+                        });
+                    }
                 }
             }
         }

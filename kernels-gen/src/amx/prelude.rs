@@ -28,6 +28,8 @@ pub type M = __mmask16;
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn lt(a: V, b: V) -> M { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn eq_i32(a: VI, b: VI) -> M { _mm512_cmpeq_epi32_mask(a, b) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn lt_i32(a: VI, b: VI) -> M { _mm512_cmplt_epi32_mask(a, b) }
+/// Whether |a| is over the limit, or a NaN.
+#[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn exceeds(a: V, limit: V) -> M { _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(a), limit) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn select(m: M, yes: V, no: V) -> V { _mm512_mask_mov_ps(no, m, yes) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn any(m: M) -> bool { m != 0 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn horizontal_sum(a: V) -> f32 { _mm512_reduce_add_ps(a) }
@@ -180,6 +182,64 @@ pub fn random_numbers(first: VI, second: VI, id: u32) -> V {
 
 /// H padded to whole strips.
 #[inline] pub const fn padded(hidden: usize) -> usize { hidden.next_multiple_of(PANEL) }
+// The gradient filter: a tile of PANEL tokens by PANEL vocabulary entries whose values are all within their token's
+// limit takes no part in a product. Flags of tiles are bytes, 1 to keep.
+
+/// Most strips of the inner dimension in one product of a tile that can be filtered.
+const MOST_STRIPS: usize = 32;
+
+/// Strips of the inner dimension that take part in a product.
+pub struct Strips {
+    list: [u16; MOST_STRIPS],
+    pub count: usize,
+    filtered: bool,
+}
+
+impl Strips {
+    /// All of them.
+    #[inline]
+    pub fn all(count: usize) -> Strips {
+        Strips { list: [0; MOST_STRIPS], count, filtered: false }
+    }
+
+    /// Those of the first `count` that are kept, at most `MOST_STRIPS`.
+    #[inline]
+    pub fn kept(count: usize, keep: impl Fn(usize) -> bool) -> Strips {
+        let mut strips = Strips { list: [0; MOST_STRIPS], count: 0, filtered: true };
+        for strip in 0..count {
+            if keep(strip) {
+                strips.list[strips.count] = strip as u16;
+                strips.count += 1;
+            }
+        }
+        strips
+    }
+
+    /// As `TileProduct` takes them.
+    #[inline]
+    pub fn list(&self) -> *const u16 {
+        if self.filtered { self.list.as_ptr() } else { std::ptr::null() }
+    }
+}
+
+/// Flags the tiles of a panel that hold a value over the limit of its token, or a NaN; returns how many there are.
+/// `value(row, lane)` and `limit(lane)` are vectors of tokens.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn flag_tiles(rows: usize, limit: impl Fn(usize) -> V, value: impl Fn(usize, usize) -> V, keep: *mut u8) -> u64 {
+    let mut kept = 0;
+    for (strip, first) in (0..rows).step_by(PANEL).enumerate() {
+        let end = rows.min(first + PANEL);
+        let over = (0..PANEL).step_by(LANES).any(|lane| {
+            let limit = limit(lane);
+            (first..end).any(|row| any(exceeds(value(row, lane), limit)))
+        });
+        // SAFETY: the caller answers for a flag a strip.
+        unsafe { *keep.add(strip) = u8::from(over) };
+        kept += u64::from(over);
+    }
+    kept
+}
 
 // bf16 in pairs: a right operand of a tile product holds the elements of two consecutive rows side by side.
 // SAFETY of all loads and stores here: the caller answers for as many elements as they are documented to touch.
@@ -298,6 +358,21 @@ const RESIDENT: usize = 1 << 20;
 #[inline]
 pub fn resident_blocks(strips: usize) -> usize {
     (RESIDENT / (strips.max(1) * BLOCK * 2)).clamp(1, VOCABULARY_BLOCK / PANEL)
+}
+
+/// The steps of a product for which `kept` holds, cut into ranges of at most `SLICE` of nearly equal size.
+#[inline]
+pub fn runs(steps: usize, kept: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
+    let (mut at, mut end) = (0, 0);
+    std::iter::from_fn(move || {
+        if at == end {
+            at = (at..steps).find(|step| kept(*step))?;
+            end = (at..steps).find(|step| !kept(*step)).unwrap_or(steps);
+        }
+        let (first, slices) = (at, (end - at).div_ceil(SLICE));
+        at += (end - at).div_ceil(slices);
+        Some((first, at))
+    })
 }
 
 #[repr(C, align(64))]
@@ -561,16 +636,18 @@ pub unsafe fn logits(p: &Logits, mut done: impl FnMut(usize, *const f32)) {
 pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL;
 /// Bytes of the logits of one panel.
 pub const LOGITS_BYTES: usize = VOCABULARY_BLOCK * PANEL * 4;
+/// Tiles of one panel over the columns that one A += E W runs over.
+pub const FLAGS: usize = VOCABULARY_BLOCK / PANEL;
 
-// Logits of the panel at work, then E of all panels.
+// Logits of the panel at work, E of all panels, flags of tiles.
 fn softmax_scratch(_chunk: usize, _hidden: usize, panels: usize) -> usize {
-    LOGITS_BYTES + PANEL_BLOCK.min(panels) * E_PANEL * 2
+    LOGITS_BYTES + PANEL_BLOCK.min(panels) * (E_PANEL * 2 + FLAGS)
 }
 
-// Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums of columns.
+// Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums of columns, flags of tiles.
 fn grad_scratch(rows: usize, _hidden: usize) -> usize {
     let rows = rows.next_multiple_of(PANEL);
-    LOGITS_BYTES + rows * PANEL_BLOCK * PANEL * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4
+    LOGITS_BYTES + rows * PANEL_BLOCK * PANEL * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * PANEL_BLOCK
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {

@@ -24,17 +24,36 @@ unsafe fn kernel(args: &WeightGrad) {
         if !sums.is_null() {
             std::ptr::write_bytes(sums, 0, args.columns * LANES);
         }
+        let keep = column_sums.add(blocks * PANEL * LANES).cast::<u8>();
+        let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
         let _tiles = Tiles::configure();
         for first in (0..args.panels).step_by(PANEL_BLOCK) {
             let panels = PANEL_BLOCK.min(args.panels - first);
             derivatives(args, first, panels, tile, q, sums);
-            gradient(args, first, panels, q, c);
+            if !keep.is_null() {
+                for (index, keep) in (0..blocks * panels).map(|index| (index, keep.add(index))) {
+                    flag(args, first + index % panels, index / panels * PANEL, q.add(index * BLOCK), keep);
+                }
+            }
+            gradient(args, first, panels, q, c, keep);
         }
         if !wanted.is_null() {
             for row in 0..args.columns {
                 *wanted.add(row) += horizontal_sum(load(sums.add(row * LANES)));
             }
         }
+    }
+}
+
+/// The flag of one tile of Q: rows from `row` of this call and one panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn flag(args: &WeightGrad, panel: usize, row: usize, q: *const u16, keep: *mut u8) {
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let limit = |lane: usize| load(args.limits.add(panel * PANEL + lane));
+        let value = |row: usize, lane: usize| load_bf16(q.add(row * PANEL + lane));
+        let kept = flag_tiles(PANEL.min(args.columns - row), limit, value, keep);
+        (*args.filtered).add(1, kept);
     }
 }
 
@@ -189,19 +208,24 @@ unsafe fn derivative(
 }
 
 /// dW += Qᵀ X for some panels: a slice of Q of 32 rows is read from L1, X of some blocks of H from L2, and the sums of
-/// those blocks wait in `c` between slices.
+/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16, c: *mut f32) {
+unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16, c: *mut f32, keep: *const u8) {
     let strips = padded(args.hidden) / PANEL;
-    let slices = panels.div_ceil(SLICE);
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let width = HIDDEN_BLOCKS.min(strips - group);
         for row in (0..args.columns).step_by(PANEL) {
             let q = q.wrapping_add(row * panels * PANEL);
             let next_q = q.wrapping_add(panels * BLOCK);
-            let mut start = 0;
-            for slice in 0..slices {
-                let steps = panels / slices + usize::from(slice < panels % slices);
+            // SAFETY: a flag a tile.
+            let kept = |panel: usize| keep.is_null() || unsafe { *keep.add(row / PANEL * panels + panel) } != 0;
+            let mut slices = runs(panels, kept).peekable();
+            if slices.peek().is_none() {
+                continue;
+            }
+            let mut started = false;
+            while let Some((start, end)) = slices.next() {
+                let (steps, last) = (end - start, slices.peek().is_none());
                 for i in 0..width {
                     // SAFETY: as for `kernel`.
                     unsafe {
@@ -211,17 +235,17 @@ unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16
                             left: q.add(start * BLOCK),
                             right: x,
                             c: c.add(i * BLOCK),
-                            accumulate: slice > 0,
+                            accumulate: started,
                             ahead: next_q.wrapping_add(start * BLOCK + i * steps * 64),
                             next: c.wrapping_add(if i + 1 < width { i + 1 } else { 0 } * BLOCK),
                         });
                         // One block behind, while the next one is being multiplied.
-                        if slice + 1 == slices && i > 0 {
+                        if last && i > 0 {
                             add_block(args, row, group + i - 1, c.add((i - 1) * BLOCK));
                         }
                     }
                 }
-                start += steps;
+                started = true;
             }
             // SAFETY: as for `kernel`.
             unsafe { add_block(args, row, group + width - 1, c.add((width - 1) * BLOCK)) }

@@ -16,8 +16,8 @@ unsafe fn kernel(args: &Finish) {
         let f26 = inputs.uniform(1);
         let f28 = scalar_ops::mul(f26, 2.0f32);
         let f39 = inputs.uniform(2);
-        let f64 = scalar_ops::neg(f23);
-        let f65 = scalar_ops::maximum(f23, f64);
+        let f69 = scalar_ops::neg(f23);
+        let f70 = scalar_ops::maximum(f23, f69);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -69,21 +69,29 @@ unsafe fn kernel(args: &Finish) {
             let f55 = mul(splat(f23), f42);
             let f56 = mul(f55, f51);
             let f57 = select(f13, splat(0.0f32), f56);
-            let f58 = neg(f45);
-            let f59 = maximum(f45, f58);
-            let f60 = neg(f37);
-            let f61 = maximum(f37, f60);
-            let f62 = mul(f61, f24);
-            let f63 = add(f59, f62);
-            let f66 = mul(f63, splat(f65));
-            let f67 = select(f13, splat(0.0f32), f66);
-            let f68 = load(inputs.row(5, token));
+            let f58 = mul(f37, f29);
+            let f59 = add(f58, f38);
+            let f60 = neg(f45);
+            let f61 = maximum(f45, f60);
+            let f62 = mul(f37, f24);
+            let f63 = neg(f62);
+            let f64 = maximum(f62, f63);
+            let f65 = maximum(f61, f64);
+            let f66 = neg(f59);
+            let f67 = maximum(f59, f66);
+            let f68 = maximum(f65, f67);
+            let f71 = mul(f68, splat(f70));
+            let f72 = select(f13, splat(0.0f32), f71);
+            let f73 = load(inputs.row(5, token));
+            let f74 = eq(f73, f73);
+            let f75 = load(inputs.row(6, token));
+            let f77 = select(f74, f75, splat(-1.0f32));
             store(output(0, token), f34);
             store(output(1, token), f36);
             store(output(2, token), f54);
             store(output(3, token), f57);
-            store(output(4, token), f67);
-            store(output(5, token), f68);
+            store(output(4, token), f72);
+            store(output(5, token), f77);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -117,7 +125,7 @@ pub const KERNEL: Kernel = Kernel {
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss", "softcap"],
-        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "argmax"],
+        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "bound", "argmax"],
         column_gradients: &[],

@@ -18,8 +18,8 @@ unsafe fn kernel(args: &Finish) {
         let f30 = inputs.uniform(2);
         let f31 = inputs.uniform(3);
         let f59 = scalar_ops::mul(f23, 1.0f32);
-        let f74 = scalar_ops::neg(f23);
-        let f75 = scalar_ops::maximum(f23, f74);
+        let f81 = scalar_ops::neg(f23);
+        let f82 = scalar_ops::maximum(f23, f81);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -73,28 +73,38 @@ unsafe fn kernel(args: &Finish) {
             let f58 = select(f13, splat(0.0f32), f57);
             let f60 = mul(splat(f59), f55);
             let f61 = select(f13, splat(0.0f32), f60);
-            let f62 = neg(f49);
-            let f63 = maximum(f49, f62);
-            let f64 = neg(f45);
-            let f65 = maximum(f45, f64);
-            let f66 = mul(f65, f24);
-            let f67 = add(f63, f66);
-            let f68 = mul(splat(f23), f45);
-            let f69 = mul(f68, splat(f30));
-            let f70 = neg(f69);
-            let f71 = select(f13, splat(0.0f32), f70);
-            let f72 = mul(f65, splat(f31));
-            let f73 = add(f67, f72);
-            let f76 = mul(f73, splat(f75));
-            let f77 = select(f13, splat(0.0f32), f76);
-            let f78 = load(inputs.row(6, token));
+            let f62 = mul(f45, f37);
+            let f63 = add(f62, f46);
+            let f64 = neg(f49);
+            let f65 = maximum(f49, f64);
+            let f66 = mul(f45, f24);
+            let f67 = neg(f66);
+            let f68 = maximum(f66, f67);
+            let f69 = maximum(f65, f68);
+            let f70 = neg(f63);
+            let f71 = maximum(f63, f70);
+            let f72 = maximum(f69, f71);
+            let f73 = mul(splat(f23), f45);
+            let f74 = mul(f73, splat(f30));
+            let f75 = neg(f74);
+            let f76 = select(f13, splat(0.0f32), f75);
+            let f77 = neg(f45);
+            let f78 = maximum(f45, f77);
+            let f79 = mul(f78, splat(f31));
+            let f80 = add(f72, f79);
+            let f83 = mul(f80, splat(f82));
+            let f84 = select(f13, splat(0.0f32), f83);
+            let f85 = load(inputs.row(6, token));
+            let f86 = eq(f85, f85);
+            let f87 = load(inputs.row(7, token));
+            let f89 = select(f86, f87, splat(-1.0f32));
             store(output(0, token), f42);
             store(output(1, token), f44);
             store(output(2, token), f58);
             store(output(3, token), f61);
-            store(output(4, token), f71);
-            store(output(5, token), f77);
-            store(output(6, token), f78);
+            store(output(4, token), f76);
+            store(output(5, token), f84);
+            store(output(6, token), f89);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -133,7 +143,7 @@ pub const KERNEL: Kernel = Kernel {
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss", "smoothing_share", "smoothing_total"],
-        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "argmax"],
+        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "operand_factor", "bound", "argmax"],
         column_gradients: &[],

@@ -15,6 +15,8 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = softmax_panels(CHUNK);
+    let flags = args.columns.div_ceil(PANEL);
+    let filtering = !args.filtered.is_null();
     let end = args.first_panel + args.panels;
     let mut first = args.first_panel;
     while first < end {
@@ -41,6 +43,13 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 }
             }
             if args.stages != Stages::Statistics {
+                let keep = args.scratch.add(block.min(args.panels) * CHUNK * PANEL * 4);
+                if filtering {
+                    for panel in 0..panels {
+                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * flags));
+                    }
+                }
+                let keep = if filtering { keep.cast_const() } else { std::ptr::null() };
                 accumulate(&Accumulate {
                     e: tile.cast(),
                     e_panel: CHUNK * PANEL,
@@ -50,10 +59,27 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     a: args.a.add(first * PANEL * hidden),
                     panels,
                     hidden: args.hidden,
+                    keep,
                 });
             }
         }
         first += panels;
+    }
+}
+
+/// Flags of the tiles of one panel of E. What the sum of a row has come to is no more than what it will be, so a value that
+/// is small beside it stays small.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn flag(args: &LogitsSoftmax, panel: usize, tile: *const f32, keep: *mut u8) {
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(0)).add(panel * PANEL + lane)));
+        let value = |row: usize, lane: usize| {
+            let words = load_words(tile.add(row / 2 * PANEL + lane).cast());
+            if row % 2 == 0 { first_of(words) } else { second_of(words) }
+        };
+        let kept = flag_tiles(args.columns, limit, value, keep);
+        (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
     }
 }
 

@@ -28,6 +28,8 @@ pub type M = __mmask16;
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn lt(a: V, b: V) -> M { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn eq_i32(a: VI, b: VI) -> M { _mm512_cmpeq_epi32_mask(a, b) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn lt_i32(a: VI, b: VI) -> M { _mm512_cmplt_epi32_mask(a, b) }
+/// Whether |a| is over the limit, or a NaN.
+#[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn exceeds(a: V, limit: V) -> M { _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(a), limit) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn select(m: M, yes: V, no: V) -> V { _mm512_mask_mov_ps(no, m, yes) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn any(m: M) -> bool { m != 0 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn horizontal_sum(a: V) -> f32 { _mm512_reduce_add_ps(a) }
@@ -180,6 +182,64 @@ pub fn random_numbers(first: VI, second: VI, id: u32) -> V {
 
 /// H padded to whole strips.
 #[inline] pub const fn padded(hidden: usize) -> usize { hidden.next_multiple_of(PANEL) }
+// The gradient filter: a tile of PANEL tokens by PANEL vocabulary entries whose values are all within their token's
+// limit takes no part in a product. Flags of tiles are bytes, 1 to keep.
+
+/// Most strips of the inner dimension in one product of a tile that can be filtered.
+const MOST_STRIPS: usize = 32;
+
+/// Strips of the inner dimension that take part in a product.
+pub struct Strips {
+    list: [u16; MOST_STRIPS],
+    pub count: usize,
+    filtered: bool,
+}
+
+impl Strips {
+    /// All of them.
+    #[inline]
+    pub fn all(count: usize) -> Strips {
+        Strips { list: [0; MOST_STRIPS], count, filtered: false }
+    }
+
+    /// Those of the first `count` that are kept, at most `MOST_STRIPS`.
+    #[inline]
+    pub fn kept(count: usize, keep: impl Fn(usize) -> bool) -> Strips {
+        let mut strips = Strips { list: [0; MOST_STRIPS], count: 0, filtered: true };
+        for strip in 0..count {
+            if keep(strip) {
+                strips.list[strips.count] = strip as u16;
+                strips.count += 1;
+            }
+        }
+        strips
+    }
+
+    /// As `TileProduct` takes them.
+    #[inline]
+    pub fn list(&self) -> *const u16 {
+        if self.filtered { self.list.as_ptr() } else { std::ptr::null() }
+    }
+}
+
+/// Flags the tiles of a panel that hold a value over the limit of its token, or a NaN; returns how many there are.
+/// `value(row, lane)` and `limit(lane)` are vectors of tokens.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn flag_tiles(rows: usize, limit: impl Fn(usize) -> V, value: impl Fn(usize, usize) -> V, keep: *mut u8) -> u64 {
+    let mut kept = 0;
+    for (strip, first) in (0..rows).step_by(PANEL).enumerate() {
+        let end = rows.min(first + PANEL);
+        let over = (0..PANEL).step_by(LANES).any(|lane| {
+            let limit = limit(lane);
+            (first..end).any(|row| any(exceeds(value(row, lane), limit)))
+        });
+        // SAFETY: the caller answers for a flag a strip.
+        unsafe { *keep.add(strip) = u8::from(over) };
+        kept += u64::from(over);
+    }
+    kept
+}
 
 // bf16 in pairs: a right operand of a tile product holds the elements of two consecutive rows side by side.
 // SAFETY of all loads and stores here: the caller answers for as many elements as they are documented to touch.
@@ -313,13 +373,14 @@ const VOCABULARY_BLOCK: usize = 256;
     if panels == 0 { 1 } else { panels }
 }
 
+// E, then flags of tiles.
 fn softmax_scratch(chunk: usize, _hidden: usize, panels: usize) -> usize {
-    softmax_panels(chunk).min(panels) * chunk * PANEL * 4
+    softmax_panels(chunk).min(panels) * (chunk * PANEL * 4 + chunk / PANEL)
 }
 
 fn grad_scratch(rows: usize, _hidden: usize) -> usize {
     let logits = PANEL_BLOCK * rows * PANEL * 4;
-    GRAD_BLOCK * rows * DEPTH * 4 + logits + rows * LANES * 4 + ROWS * PANEL * 4
+    GRAD_BLOCK * (rows * DEPTH * 4 + rows.div_ceil(PANEL)) + logits + rows * LANES * 4 + ROWS * PANEL * 4
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
@@ -344,7 +405,7 @@ pub struct TileProduct {
     pub a: *const Packed,
     /// Elements of the left operand from one strip to the next.
     pub a_strip: usize,
-    /// Right operand, contiguous.
+    /// Right operand, contiguous; strips follow one another.
     pub b: *const Packed,
     /// Result.
     pub c: *mut f32,
@@ -352,6 +413,8 @@ pub struct TileProduct {
     pub c_stride: usize,
     /// Whether the result is added to.
     pub accumulate: bool,
+    /// The strips that take part, `strips` of them; null if all do.
+    pub kept: *const u16,
 }
 
 // BY_ROW: a(row, k) = a[row * DEPTH + k]; else a(row, k) = a[row + k * PANEL].
@@ -367,9 +430,9 @@ unsafe fn tile<const N: usize, const BY_ROW: bool>(p: &TileProduct) {
                 prefetch(p.c.add(i * p.c_stride + j * LANES));
             }
         }
-        let (mut a_strip, mut b) = (p.a, p.b);
-        for _ in 0..p.strips {
-            let mut a = a_strip;
+        for i in 0..p.strips {
+            let strip = if p.kept.is_null() { i } else { *p.kept.add(i) as usize };
+            let (mut a, mut b) = (p.a.wrapping_add(strip * p.a_strip), p.b.wrapping_add(strip * p.steps * PANEL));
             for _ in 0..p.steps {
                 let mut right = [broadcast(0 as Packed); VECTORS];
                 for (j, right) in right.iter_mut().enumerate() {
@@ -384,7 +447,6 @@ unsafe fn tile<const N: usize, const BY_ROW: bool>(p: &TileProduct) {
                 b = b.add(PANEL);
                 a = a.add(k_step);
             }
-            a_strip = a_strip.wrapping_add(p.a_strip);
         }
         for (i, sum) in sum.iter().enumerate() {
             for (j, sum) in sum.iter().enumerate() {
@@ -468,6 +530,7 @@ pub unsafe fn logits(p: &Logits) {
                         c: p.out.add(panel * p.out_panel + row * PANEL),
                         c_stride: PANEL,
                         accumulate: strip > 0,
+                        kept: std::ptr::null(),
                     });
                 });
             }
@@ -477,11 +540,21 @@ pub unsafe fn logits(p: &Logits) {
     }
 }
 
-/// Width of the blocks of H whose W stays in L2 while panels pass.
-const HIDDEN_BLOCK: usize = 512;
-/// Strips of the inner dimension of A += E W whose E stays in L1.
+/// Strips of the inner dimension of A += E W whose E stays near.
 const E_STRIPS: usize = 512 / PANEL;
 
+/// Strips of E that take part in A += E W, of `count` whose flags begin at `first`.
+#[inline]
+fn accumulated(keep: *const u8, first: usize, count: usize) -> Strips {
+    if keep.is_null() {
+        return Strips::all(count);
+    }
+    // SAFETY: a flag a strip.
+    Strips::kept(count, |strip| unsafe { *keep.add(first + strip) } != 0)
+}
+
+/// Width of the blocks of H whose W stays in L2 while panels pass.
+const HIDDEN_BLOCK: usize = 512;
 /// A += E W for some panels, transposed: E from `pair_rows`, W as `[row / PANEL][padded H][PANEL]`, A `[panel][padded
 /// H][token]`. Both products of pass S so have tokens for lanes and the small operand on the right.
 pub struct Accumulate {
@@ -494,6 +567,8 @@ pub struct Accumulate {
     pub a: *mut f32,
     pub panels: usize,
     pub hidden: usize,
+    /// Flags of tiles, one a strip of rows and panel; null keeps all.
+    pub keep: *const u8,
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -503,11 +578,15 @@ pub unsafe fn accumulate(p: &Accumulate) {
     for strip in (0..strips).step_by(E_STRIPS) {
         for block in (0..hidden).step_by(HIDDEN_BLOCK) {
             for panel in 0..p.panels {
+                let taken = accumulated(p.keep, panel * strips + strip, E_STRIPS.min(strips - strip));
+                if taken.count == 0 {
+                    continue;
+                }
                 // SAFETY: offsets stay within the buffers of `Accumulate`.
                 row_blocks(HIDDEN_BLOCK.min(hidden - block), |first, size| unsafe {
                     let h = block + first;
                     tile_rows::<true>(size, &TileProduct {
-                        strips: E_STRIPS.min(strips - strip),
+                        strips: taken.count,
                         steps: DEPTH,
                         a: p.w.add((strip * hidden + h) * DEPTH),
                         a_strip: hidden * DEPTH,
@@ -515,6 +594,7 @@ pub unsafe fn accumulate(p: &Accumulate) {
                         c: p.a.add((panel * hidden + h) * PANEL),
                         c_stride: PANEL,
                         accumulate: true,
+                        kept: taken.list(),
                     });
                 });
             }
@@ -541,6 +621,8 @@ pub struct Gradient {
     pub dw_stride: usize,
     /// ROWS * PANEL elements, for the strip at a ragged end of H.
     pub edge: *mut f32,
+    /// Flags of tiles, one a panel and strip of rows; null keeps all.
+    pub keep: *const u8,
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -548,25 +630,40 @@ pub unsafe fn gradient(p: &Gradient) {
     let strips = p.hidden.div_ceil(PANEL);
     for group in (0..strips).step_by(GRAD_STRIPS) {
         row_blocks(p.rows, |first, size| {
+            let taken = multiplied(p, first, size);
+            if taken.count == 0 {
+                return;
+            }
             for strip in group..strips.min(group + GRAD_STRIPS) {
                 // SAFETY: the caller's blocks lie within the buffers of `Gradient`.
-                unsafe { gradient_tile(p, strip, first, size) }
+                unsafe { gradient_tile(p, strip, first, size, &taken) }
             }
         });
     }
 }
 
+/// Panels of which some rows take part in dW += Q X.
+#[inline]
+fn multiplied(p: &Gradient, first: usize, size: usize) -> Strips {
+    if p.keep.is_null() {
+        return Strips::all(p.panels);
+    }
+    let (flags, from, to) = (p.rows.div_ceil(PANEL), first / PANEL, (first + size).div_ceil(PANEL));
+    // SAFETY: a flag a panel and strip of rows.
+    Strips::kept(p.panels, |panel| (from..to).any(|strip| unsafe { *p.keep.add(panel * flags + strip) } != 0))
+}
+
 // A ragged strip goes through `edge`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize) {
+unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize, taken: &Strips) {
     let columns = PANEL.min(p.hidden - strip * PANEL);
     let whole = columns == PANEL;
     // SAFETY: as the caller's.
     unsafe {
         let dw = p.dw.add(first * p.dw_stride + strip * PANEL);
         tile_rows::<true>(size, &TileProduct {
-            strips: p.panels,
+            strips: taken.count,
             steps: DEPTH,
             a: p.q.add(first * DEPTH),
             a_strip: p.q_panel,
@@ -574,6 +671,7 @@ unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize) {
             c: if whole { dw } else { p.edge },
             c_stride: if whole { p.dw_stride } else { PANEL },
             accumulate: whole,
+            kept: taken.list(),
         });
         if !whole {
             for row in 0..size {

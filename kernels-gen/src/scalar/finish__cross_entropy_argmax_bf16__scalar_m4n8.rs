@@ -16,8 +16,8 @@ unsafe fn kernel(args: &Finish) {
         let f26 = inputs.uniform(1);
         let f28 = scalar_ops::mul(f26, 2.0f32);
         let f51 = scalar_ops::mul(f23, 1.0f32);
-        let f60 = scalar_ops::neg(f23);
-        let f61 = scalar_ops::maximum(f23, f60);
+        let f65 = scalar_ops::neg(f23);
+        let f66 = scalar_ops::maximum(f23, f65);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -65,21 +65,29 @@ unsafe fn kernel(args: &Finish) {
             let f50 = select(f13, splat(0.0f32), f49);
             let f52 = mul(splat(f51), f47);
             let f53 = select(f13, splat(0.0f32), f52);
-            let f54 = neg(f41);
-            let f55 = maximum(f41, f54);
-            let f56 = neg(f37);
-            let f57 = maximum(f37, f56);
-            let f58 = mul(f57, f24);
-            let f59 = add(f55, f58);
-            let f62 = mul(f59, splat(f61));
-            let f63 = select(f13, splat(0.0f32), f62);
-            let f64 = load(inputs.row(5, token));
+            let f54 = mul(f37, f29);
+            let f55 = add(f54, f38);
+            let f56 = neg(f41);
+            let f57 = maximum(f41, f56);
+            let f58 = mul(f37, f24);
+            let f59 = neg(f58);
+            let f60 = maximum(f58, f59);
+            let f61 = maximum(f57, f60);
+            let f62 = neg(f55);
+            let f63 = maximum(f55, f62);
+            let f64 = maximum(f61, f63);
+            let f67 = mul(f64, splat(f66));
+            let f68 = select(f13, splat(0.0f32), f67);
+            let f69 = load(inputs.row(5, token));
+            let f70 = eq(f69, f69);
+            let f71 = load(inputs.row(6, token));
+            let f73 = select(f70, f71, splat(-1.0f32));
             store(output(0, token), f34);
             store(output(1, token), f36);
             store(output(2, token), f50);
             store(output(3, token), f53);
-            store(output(4, token), f63);
-            store(output(5, token), f64);
+            store(output(4, token), f68);
+            store(output(5, token), f73);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -113,7 +121,7 @@ pub const KERNEL: Kernel = Kernel {
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss"],
-        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "argmax"],
+        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "bound", "argmax"],
         column_gradients: &[],

@@ -18,8 +18,8 @@ unsafe fn kernel(args: &Finish) {
         let f30 = inputs.uniform(2);
         let f31 = inputs.uniform(3);
         let f47 = inputs.uniform(4);
-        let f78 = scalar_ops::neg(f23);
-        let f79 = scalar_ops::maximum(f23, f78);
+        let f85 = scalar_ops::neg(f23);
+        let f86 = scalar_ops::maximum(f23, f85);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -77,28 +77,38 @@ unsafe fn kernel(args: &Finish) {
             let f63 = mul(splat(f23), f50);
             let f64 = mul(f63, f59);
             let f65 = select(f13, splat(0.0f32), f64);
-            let f66 = neg(f53);
-            let f67 = maximum(f53, f66);
-            let f68 = neg(f45);
-            let f69 = maximum(f45, f68);
-            let f70 = mul(f69, f24);
-            let f71 = add(f67, f70);
-            let f72 = mul(splat(f23), f45);
-            let f73 = mul(f72, splat(f30));
-            let f74 = neg(f73);
-            let f75 = select(f13, splat(0.0f32), f74);
-            let f76 = mul(f69, splat(f31));
-            let f77 = add(f71, f76);
-            let f80 = mul(f77, splat(f79));
-            let f81 = select(f13, splat(0.0f32), f80);
-            let f82 = load(inputs.row(6, token));
+            let f66 = mul(f45, f37);
+            let f67 = add(f66, f46);
+            let f68 = neg(f53);
+            let f69 = maximum(f53, f68);
+            let f70 = mul(f45, f24);
+            let f71 = neg(f70);
+            let f72 = maximum(f70, f71);
+            let f73 = maximum(f69, f72);
+            let f74 = neg(f67);
+            let f75 = maximum(f67, f74);
+            let f76 = maximum(f73, f75);
+            let f77 = mul(splat(f23), f45);
+            let f78 = mul(f77, splat(f30));
+            let f79 = neg(f78);
+            let f80 = select(f13, splat(0.0f32), f79);
+            let f81 = neg(f45);
+            let f82 = maximum(f45, f81);
+            let f83 = mul(f82, splat(f31));
+            let f84 = add(f76, f83);
+            let f87 = mul(f84, splat(f86));
+            let f88 = select(f13, splat(0.0f32), f87);
+            let f89 = load(inputs.row(6, token));
+            let f90 = eq(f89, f89);
+            let f91 = load(inputs.row(7, token));
+            let f93 = select(f90, f91, splat(-1.0f32));
             store(output(0, token), f42);
             store(output(1, token), f44);
             store(output(2, token), f62);
             store(output(3, token), f65);
-            store(output(4, token), f75);
-            store(output(5, token), f81);
-            store(output(6, token), f82);
+            store(output(4, token), f80);
+            store(output(5, token), f88);
+            store(output(6, token), f93);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -137,7 +147,7 @@ pub const KERNEL: Kernel = Kernel {
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss", "smoothing_share", "smoothing_total", "softcap"],
-        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "argmax"],
+        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "operand_factor", "bound", "argmax"],
         column_gradients: &[],

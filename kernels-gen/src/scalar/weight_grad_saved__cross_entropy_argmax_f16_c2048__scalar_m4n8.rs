@@ -12,11 +12,14 @@ const CHUNK: usize = 2048;
 unsafe fn kernel(args: &WeightGrad) {
     let q = args.scratch.cast::<Packed>();
     let q_panel = args.columns * DEPTH;
+    let flags = args.columns.div_ceil(PANEL);
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
         // One vector of partial sums a row: the lanes are added up once, at the end.
         let column_sums = q.add(GRAD_BLOCK * q_panel).cast::<f32>();
         let edge = column_sums.add(args.columns * LANES);
+        let keep = edge.add(ROWS * PANEL).cast::<u8>();
+        let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
         let wanted = column_gradient(args);
         let sums = if wanted.is_null() { wanted } else { column_sums };
         if !sums.is_null() {
@@ -27,6 +30,11 @@ unsafe fn kernel(args: &WeightGrad) {
             let panels = GRAD_BLOCK.min(args.panels - first);
             for panel in 0..panels {
                 derivative(args, first + panel, q.add(panel * q_panel).cast(), sums);
+            }
+            if !keep.is_null() {
+                for panel in 0..panels {
+                    flag(args, first + panel, q.add(panel * q_panel), keep.add(panel * flags));
+                }
             }
             gradient(&Gradient {
                 q,
@@ -39,6 +47,7 @@ unsafe fn kernel(args: &WeightGrad) {
                 dw: args.dw,
                 dw_stride: args.dw_stride,
                 edge,
+                keep,
             });
             first += panels;
         }
@@ -47,6 +56,18 @@ unsafe fn kernel(args: &WeightGrad) {
                 *wanted.add(row) += horizontal_sum(load(column_sums.add(row * LANES)));
             }
         }
+    }
+}
+
+/// Flags of the tiles of one panel of Q.
+
+unsafe fn flag(args: &WeightGrad, panel: usize, q: *const Packed, keep: *mut u8) {
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let limit = |lane: usize| load(args.limits.add(panel * PANEL + lane));
+        let value = |row: usize, lane: usize| load_f32(q.cast::<f32>().add(row * PANEL + lane));
+        let kept = flag_tiles(args.columns, limit, value, keep);
+        (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
     }
 }
 

@@ -124,8 +124,12 @@ impl Passes for Cpu {
         leads: bool,
     ) -> Result<ShardRows> {
         let mut rows = ShardRows::identity(kernels, merged.tokens);
-        rows.state[0].as_mut().copy_from_slice(merged.state[0].as_ref());
         let stages = if saved.is_some() { Stages::AccumulateSaved } else { Stages::All };
+        // Saved values are not summed again: the filter measures them against the sums over all ranks.
+        let known = if stages == Stages::AccumulateSaved { rows.state.len() } else { 1 };
+        for (to, from) in rows.state.iter_mut().zip(&merged.state).take(known) {
+            to.as_mut().copy_from_slice(from.as_ref());
+        }
         self.walk(kernels, pass, stages, &mut rows, saved)?;
         if leads {
             rows.state = merged.state;
@@ -197,7 +201,7 @@ impl Passes for Cpu {
             let tokens = block.tokens.clone();
             reference[tokens.clone()].copy_from_slice(&block.rows.state[0].as_ref()[..tokens.len()]);
         }
-        let read = kernels.grad_kernel.bindings.rows.iter().filter(|name| **name != "upstream");
+        let read = kernels.grad_kernel.bindings.rows.iter().filter(|name| **name != "upstream").chain(&["bound"]);
         Ok(Factors { reference, outputs: read.map(|name| (*name, gather(kernels, blocks, name))).collect() })
     }
 
@@ -221,6 +225,7 @@ impl Passes for Cpu {
             outputs: &ticket.outputs,
             upstream,
             saved: saved.as_ref(),
+            filter: pass.filter,
         };
         self.add_gradients(kernels, &pass, sums)
     }

@@ -9,7 +9,7 @@ use crate::{Matrix, Result};
 use rayon::prelude::*;
 use std::ptr;
 use std::sync::Mutex;
-use vocabfuse_kernels::abi::{self, Stages};
+use vocabfuse_kernels::abi::{self, Stages, TileCount};
 
 /// Saved numerators of the softmax, for pass T.
 pub struct Saved {
@@ -104,7 +104,7 @@ impl Cpu {
         // Without tokens there is no row of X to give to the kernel, and no row of dX.
         let tokens = if kernel.kernel.bindings.shared { pass.rows.len().min(1) } else { pass.rows.len() };
         let padded = tokens.next_multiple_of(family.geometry.panel);
-        let pass = SPass { rows: &pass.rows[..tokens], targets: &pass.targets[..padded], ..*pass };
+        let pass = SPass { rows: &pass.rows[..tokens], targets: &pass.targets[..padded], filter: None, ..*pass };
         let mut rows = ShardRows::identity(family, tokens);
         self.walk_with(family, kernel, &pass, Stages::All, &mut rows, None)?;
         Ok(rows.a.map(|values| Product { values, stride: rows.a_stride, shared: kernel.kernel.bindings.shared }))
@@ -180,6 +180,7 @@ impl Cpu {
                 let thread = rayon::current_thread_index().unwrap_or(0);
                 let mut scratch = scratch[thread].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 let first_panel = block * group;
+                let mut count = TileCount::default();
                 let offset = |p: *mut u8, bytes: usize| if p.is_null() { p } else { p.wrapping_add(bytes) };
                 // SAFETY: all buffers have the extents that the kernel states; each call owns the state, the rows of A
                 // and the saved values of its panels, and the scratch of its thread.
@@ -198,8 +199,13 @@ impl Cpu {
                         a: a.get(),
                         saved: offset(values.get(), index * region),
                         saved_reference: offset(references.get().cast(), index * padded * 4).cast(),
+                        filter: pass.filter.map_or(0.0, |f| f.threshold),
+                        filtered: if pass.filter.is_some() { &raw mut count } else { ptr::null_mut() },
                         scratch: scratch.as_mut().as_mut_ptr(),
                     });
+                }
+                if let Some(filter) = pass.filter {
+                    filter.add(count.tiles, count.skipped);
                 }
             });
         }

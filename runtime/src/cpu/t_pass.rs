@@ -4,6 +4,7 @@ use super::Cpu;
 use super::family::{Family, ProgramInputs, bind, column};
 use super::s_pass::Saved;
 use crate::buffer::{Buffer, SharedPointer};
+use crate::filter::Filter;
 use crate::passes::{LayerInputs, Sums};
 use crate::{Matrix, Result};
 use rayon::prelude::*;
@@ -27,6 +28,14 @@ pub(crate) struct TPass<'a> {
     pub(crate) upstream: &'a [f32],
     /// Values saved by pass S; `None` recomputes them.
     pub(crate) saved: Option<&'a Saved>,
+    pub(crate) filter: Option<&'a Filter>,
+}
+
+impl TPass<'_> {
+    /// An output of the finish program by name.
+    fn output(&self, name: &str) -> Option<&[f32]> {
+        self.outputs.iter().find(|(known, _)| *known == name).map(|(_, values)| values.as_slice())
+    }
 }
 
 struct Task {
@@ -56,8 +65,7 @@ impl Cpu {
             if name == "upstream" {
                 return Some(pass.upstream.as_ptr());
             }
-            let (_, values) = pass.outputs.iter().find(|(known, _)| *known == name)?;
-            Some(values.as_ptr())
+            pass.output(name).map(<[f32]>::as_ptr)
         };
         let inputs = |uniforms, rows, columns| -> Result<ProgramInputs> {
             Ok(ProgramInputs {
@@ -100,6 +108,14 @@ impl Cpu {
             .map(|_| Mutex::new((Buffer::zeroed((geometry.grad_scratch)(rows, width)), Buffer::zeroed(packed))))
             .collect();
         let region = padded * family.chunk * family.dtype.size();
+        let limits: Vec<f32> = pass.filter.map_or_else(Vec::new, |filter| {
+            let bound = pass.output("bound").unwrap_or_default();
+            bound
+                .iter()
+                .zip(pass.upstream)
+                .map(|(bound, upstream)| filter.threshold * (bound * upstream).abs())
+                .collect()
+        });
         let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
         tasks(family, pass.w.rows(), rows).into_par_iter().for_each(|task| {
@@ -122,6 +138,7 @@ impl Cpu {
                     });
                 }
             }
+            let mut count = abi::TileCount::default();
             let (saved, saved_reference) = match pass.saved {
                 Some(saved) => (
                     saved.values.as_ref()[task.chunk * region..].as_ptr(),
@@ -156,8 +173,13 @@ impl Cpu {
                     dw: dw.get().add(task.first_column * hidden),
                     dw_stride: hidden,
                     column_gradients: &column_gradient,
+                    limits: limits.as_ptr(),
+                    filtered: if pass.filter.is_some() { &raw mut count } else { ptr::null_mut() },
                     scratch: scratch.as_mut().as_mut_ptr(),
                 });
+            }
+            if let Some(filter) = pass.filter {
+                filter.add(count.tiles, count.skipped);
             }
         });
     }

@@ -13,6 +13,24 @@ use std::sync::Arc;
 ///
 /// A table that both layers use is one buffer: [`InputLayer::backward`] and [`OutputLayer::t_pass`] add into one dW.
 ///
+/// ```
+/// use vocabfuse_runtime::{Cpu, InputLayer, Local, Matrix, ShardLayout};
+///
+/// # fn main() -> Result<(), vocabfuse_runtime::Error> {
+/// let table = [0.0_f32, 0.1, 1.0, 1.1, 2.0, 2.1]; // V = 3, H = 2
+/// let layer = InputLayer::new(&Cpu::new(None)?, &ShardLayout::even(3, 1)?, 0, None)?;
+/// let comm = Local::group(1).remove(0);
+///
+/// let embedded = layer.lookup(&[2, 0, 2], Matrix::new(&table, 3, 2)?)?.start_select(&comm)?.wait()?;
+/// assert_eq!(embedded.x.to_f32(), [2.0, 2.1, 0.0, 0.1, 2.0, 2.1]);
+///
+/// let (dx, mut dw) = ([1.0_f32; 6], [0.0; 6]);
+/// layer.backward(embedded.table_grad, Matrix::new(&dx, 3, 2)?, &mut dw)?;
+/// assert_eq!(dw, [1.0, 1.0, 0.0, 0.0, 2.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// [`OutputLayer::t_pass`]: crate::OutputLayer::t_pass
 #[derive(Clone, Debug)]
 pub struct InputLayer<D: Device = Cpu> {

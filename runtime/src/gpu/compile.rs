@@ -9,7 +9,7 @@ use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::compile::{CompileError, log, nvrtc::Nvrtc};
 use vocabfuse_codegen::emit::{cuda_entry, emit};
 use vocabfuse_codegen::manifest::Entry;
-use vocabfuse_codegen::{KernelSpec, Loss, Target};
+use vocabfuse_codegen::{KernelKind, KernelSpec, Loss, Target};
 
 /// Compiles for one kind of device.
 #[derive(Clone, Debug)]
@@ -63,11 +63,14 @@ pub(super) fn ahead(
     };
     let loss = vocabfuse_codegen::cross_entropy().map_err(|e| Error::Compile(e.to_string()))?;
     let compiler = Compiler { cache: Cache::at(folder), architecture, form: Form::Cubin };
-    let one = |kind| {
+    let one = |(kind, dtype)| {
         let spec = KernelSpec::with_precision(kind, Target::Sm80, dtype, precision, chunk, &loss.name)
             .map_err(|e| Error::Compile(e.to_string()))?;
         let entry = cuda_entry(&spec, &loss).map_err(|e| Error::Compile(e.to_string()))?;
         compiler.code(&spec, &loss, &entry).map(|_| entry.name)
     };
-    kinds(dtype).into_iter().filter(|kind| loss.has(*kind)).map(one).collect()
+    // The gradient of an embedding comes in the dtype of the table, or as the f32 that pass S gives.
+    let mut rows = vec![(KernelKind::ScatterAdd, dtype), (KernelKind::ScatterAdd, Dtype::F32)];
+    rows.dedup();
+    kinds(dtype).into_iter().filter(|kind| loss.has(*kind)).map(|kind| (kind, dtype)).chain(rows).map(one).collect()
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::time::Instant;
 use vocabfuse::{
-    Batch, CrossEntropy, Device, Gpu, Gradients, Local, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+    Batch, CrossEntropy, Device, Filtered, Gpu, Gradients, Local, OutputLayer, Policy, Shard, ShardLayout, Upstream,
 };
 
 /// What is measured.
@@ -30,6 +30,8 @@ pub struct Measured {
     pub host_times: Vec<Times>,
     pub events: bool,
     pub saved: bool,
+    /// Tiles of dX and dW that the gradient filter left out in the last round.
+    pub filtered: [Filtered; 2],
     pub kernels: Vec<&'static str>,
     /// Most bytes in use at a time, without x and w.
     pub peak_bytes: usize,
@@ -47,6 +49,7 @@ struct Round {
     host_times: Times,
     events: bool,
     saved: bool,
+    filtered: [Filtered; 2],
     kernels: Vec<&'static str>,
     lse: Vec<f32>,
     dx: Arc<Vec<f32>>,
@@ -81,8 +84,8 @@ pub fn measure<D: Device>(setting: &Setting<'_, D>) -> Result<Measured> {
         // dW was there before the rounds, as was the dX of another round during each of them.
         None => (MEMORY.peak_usage() + dw.len() * size_of::<f32>()).saturating_sub(before),
     };
-    let Round { events, saved, kernels, lse, dx, .. } = last;
-    Ok(Measured { times, host_times, events, saved, kernels, peak_bytes, output_bytes, lse, dx, dw })
+    let Round { events, saved, filtered, kernels, lse, dx, .. } = last;
+    Ok(Measured { times, host_times, events, saved, filtered, kernels, peak_bytes, output_bytes, lse, dx, dw })
 }
 
 fn round<D: Device>(setting: &Setting<'_, D>, layer: &OutputLayer<D>, comm: &Local, dw: &mut [f32]) -> Result<Round> {
@@ -94,13 +97,14 @@ fn round<D: Device>(setting: &Setting<'_, D>, layer: &OutputLayer<D>, comm: &Loc
     let kernels = partial.kernels();
     let (done, c1) = timed(gpu, || partial.start_combine(comm)?.wait())?;
     let saved = done.weight_grad.saved_bytes() > 0;
-    let ((), t) = timed(gpu, || layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One))?;
+    let (filtered, t) = timed(gpu, || layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One))?;
     let passes = [s, c1, t];
     Ok(Round {
         times: passes.map(|time| time.device.unwrap_or(time.host)),
         host_times: passes.map(|time| time.host),
         events: passes.iter().all(|time| time.device.is_some()),
         saved,
+        filtered: [done.filtered, filtered],
         kernels,
         lse: done.lse,
         dx: done.dx,

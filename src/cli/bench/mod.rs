@@ -11,7 +11,7 @@ use anyhow::bail;
 use data::Data;
 use measure::Setting;
 use report::{Report, Where};
-use vocabfuse::{Cpu, Device, Dtype, Gpu, Policy, Precision, Save, calibrate};
+use vocabfuse::{Cpu, Device, Dtype, Gpu, Precision, calibrate};
 
 /// Measure passes S, C1 and T on random tensors, with one rank
 ///
@@ -41,12 +41,8 @@ pub struct Args {
     /// Threads of device cpu [default: one a processor]
     #[arg(long, value_name = "T", value_parser = values::threads)]
     threads: Option<usize>,
-    /// Keep the softmax numerators of pass S for pass T, or recompute them; auto keeps them if they fit into memory
-    #[arg(long, default_value = "auto", value_parser = values::save())]
-    save: Save,
-    /// Vocabulary entries a kernel works on at a time: a power of two [default: by size]
-    #[arg(long, value_name = "C", value_parser = values::chunk)]
-    chunk: Option<usize>,
+    #[command(flatten)]
+    policy: values::PolicyArgs,
     /// Rounds of S, C1 and T that are timed, after one that is not
     #[arg(long, value_name = "N", default_value = "9", value_parser = values::positive)]
     rounds: usize,
@@ -79,7 +75,7 @@ fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gp
     let data = Data::new([args.tokens, args.hidden, args.vocab], args.dtype, args.seed)?;
     // Before and after: a machine that is busy or throttles shows.
     let before = cpu.and_then(|cpu| calibrate::peak_of(cpu.threads()));
-    let policy = Policy { save: args.save, chunk: args.chunk, ..Policy::default() };
+    let policy = args.policy.policy(None);
     let setting = Setting { data: &data, device, gpu, policy, rounds: args.rounds };
     let measured = measure::measure(&setting)?;
     let after = cpu.and_then(|cpu| calibrate::peak_of(cpu.threads()));

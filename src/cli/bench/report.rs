@@ -5,6 +5,7 @@ use super::data::Data;
 use super::measure::{Measured, Times};
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use vocabfuse::Filtered;
 
 /// Where it ran.
 pub struct Where {
@@ -30,6 +31,8 @@ pub struct Report {
     saved: bool,
     rounds: usize,
     passes: Passes,
+    /// Shares of the tiles of dX and dW that the gradient filter left out; null without one.
+    filtered: Option<[f64; 2]>,
     /// Null where the device has no such peak, as are the shares of it.
     peak: Option<Peak>,
     /// Most bytes in use at a time besides x and w, on the device that ran; dX and dW are among them.
@@ -117,6 +120,7 @@ impl Report {
                 t: pass(|t| t[2], t),
                 whole: pass(|t| t.iter().sum(), 6.0),
             },
+            filtered: measured.filtered.iter().any(|f| f.tiles > 0).then(|| measured.filtered.map(Filtered::share)),
             peak,
             peak_bytes: measured.peak_bytes,
             output_bytes: measured.output_bytes,
@@ -158,6 +162,9 @@ impl Report {
             let threads = self.threads.unwrap_or(1);
             text +=
                 &format!("peak: {gflops:.1} GFLOP/s of f32 {isa} multiply-adds from registers, {threads} threads\n");
+        }
+        if let Some([dx, dw]) = self.filtered.map(|shares| shares.map(|share| share * 100.0)) {
+            text += &format!("tiles left out by the filter: {dx:.1} % of dX, {dw:.1} % of dW\n");
         }
         let mebibytes = |bytes: usize| bytes as f64 / f64::from(1 << 20);
         let (peak, outputs) = (mebibytes(self.peak_bytes), mebibytes(self.output_bytes));

@@ -1,92 +1,62 @@
 //! `--check`: errors against the f64 reference, beside those of the plain composition.
 
-use super::passes::Results;
-use serde::Serialize;
-use vocabfuse::problem::{Options, Outputs, Problem, ProblemError};
+use super::operator::{Operator, Tensor};
 use vocabfuse::reference::largest_error;
-use vocabfuse::tensors::Inputs;
-use vocabfuse::{CrossEntropy, plain, reference};
 
-/// Largest error of each output, relative to the reference's largest value.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Errors {
-    pub loss: f64,
-    pub lse: f64,
-    pub dx: f64,
-    pub dw: f64,
-    pub dbias: Option<f64>,
+/// Tensors by name, in the order of the report.
+pub type Named<T> = Vec<(&'static str, Vec<T>)>;
+
+/// Largest error of one output, relative to the reference's largest value.
+#[derive(Clone, Copy, Debug)]
+pub struct Error {
+    pub name: &'static str,
+    /// Of the operator.
+    pub own: f64,
+    /// Of the plain composition in the same dtype.
+    pub plain: f64,
 }
 
-impl Errors {
-    fn new(got: &Outputs<f32>, want: &Outputs<f64>) -> Errors {
-        // JSON has no infinity; the largest number still compares as one.
-        let error = |got: &[f32], want: &[f64]| largest_error(got, want).min(f64::MAX);
-        Errors {
-            loss: error(&got.loss, &want.loss),
-            lse: error(&got.lse, &want.lse),
-            dx: error(&got.dx, &want.dx),
-            dw: error(&got.dw, &want.dw),
-            dbias: got.dbias.as_ref().zip(want.dbias.as_ref()).map(|(g, w)| error(g, w)),
-        }
-    }
-
-    /// Name and error of each output there is.
-    pub fn named(&self) -> Vec<(&'static str, f64)> {
-        let mut named = vec![("loss", self.loss), ("lse", self.lse), ("dx", self.dx), ("dw", self.dw)];
-        named.extend(self.dbias.map(|e| ("dbias", e)));
-        named
+impl Error {
+    /// Whether the error is no worse than twice that of the plain composition, to a few roundings of the result. A value
+    /// that should be finite and is not fails, also where the plain composition has it.
+    pub fn passes(&self) -> bool {
+        self.own < f64::MAX && self.own <= 2.0 * self.plain + 4.0 * f64::from(f32::EPSILON)
     }
 }
 
-/// Errors of the layer and of the plain composition in the same dtype.
+/// Errors of all outputs that the reference has.
 pub struct Check {
-    pub errors: Errors,
-    pub plain: Errors,
+    pub errors: Vec<Error>,
 }
 
 impl Check {
-    /// Whether an error is no worse than twice that of the plain composition, to a few roundings of the result. A
-    /// value that should be finite and is not fails, also where the plain composition has it.
-    pub fn passes(error: f64, plain: f64) -> bool {
-        error < f64::MAX && error <= 2.0 * plain + 4.0 * f64::from(f32::EPSILON)
+    /// Compares outputs with what they should be.
+    pub fn new(operator: &impl Operator, outputs: &[Tensor]) -> anyhow::Result<Check> {
+        let plain = operator.plain()?;
+        let outputs: Vec<(&str, &[f32])> = outputs.iter().map(|o| (o.name, &o.values[..])).collect();
+        let plain: Vec<(&str, &[f32])> = plain.iter().map(|(name, values)| (*name, &values[..])).collect();
+        let errors = operator.truth()?.into_iter().map(|(name, want)| Error {
+            name,
+            own: error(&outputs, name, &want),
+            plain: error(&plain, name, &want),
+        });
+        Ok(Check { errors: errors.collect() })
     }
 
     /// Names of the outputs that do not pass.
     pub fn failed(&self) -> Vec<&'static str> {
-        let pairs = self.errors.named().into_iter().zip(self.plain.named());
-        pairs.filter(|((_, error), (_, plain))| !Check::passes(*error, *plain)).map(|((name, _), _)| name).collect()
+        self.errors.iter().filter(|error| !error.passes()).map(|error| error.name).collect()
     }
 }
 
-pub fn check(inputs: &Inputs, loss: &CrossEntropy, results: &Results) -> Result<Check, ProblemError> {
-    let options = Options::from(*loss);
-    let (x, w) = (inputs.x.to_f32(), inputs.w.to_f32());
-    let narrow = Problem {
-        bias: inputs.bias.as_deref(),
-        upstream: inputs.upstream.as_deref(),
-        ..Problem::new(&x, &w, &inputs.targets, inputs.hidden, options)
-    };
-    let (wide_x, wide_w) = (widen(&x), widen(&w));
-    let (bias, upstream) = (inputs.bias.as_deref().map(widen), inputs.upstream.as_deref().map(widen));
-    let wide = Problem {
-        bias: bias.as_deref(),
-        upstream: upstream.as_deref(),
-        ..Problem::new(&wide_x, &wide_w, &inputs.targets, inputs.hidden, options)
-    };
-    let want = reference::cross_entropy(&wide)?;
-    let plain = Errors::new(&plain::cross_entropy(&narrow, inputs.x.dtype())?, &want);
-    let got = Outputs {
-        loss: results.loss.clone(),
-        lse: results.lse.clone(),
-        argmax: vec![],
-        dx: results.dx.to_vec(),
-        dw: results.dw.clone(),
-        dbias: results.dbias.clone(),
-    };
-    Ok(Check { errors: Errors::new(&got, &want), plain })
+// JSON has no infinity; the largest number still compares as one. A tensor that is missing is as wrong as can be.
+fn error(tensors: &[(&str, &[f32])], name: &str, want: &[f64]) -> f64 {
+    let found = tensors.iter().find(|(known, _)| *known == name);
+    found.map_or(f64::MAX, |(_, got)| largest_error(got, want).min(f64::MAX))
 }
 
-fn widen(values: &[f32]) -> Vec<f64> {
+/// Exact wide values.
+pub fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&v| f64::from(v)).collect()
 }
 
@@ -96,8 +66,15 @@ mod tests {
 
     #[test]
     fn the_plain_composition_is_the_yardstick() {
-        assert!(Check::passes(0.0, 0.0) && Check::passes(2e-3, 1e-3) && Check::passes(4e-7, 0.0));
-        assert!(!Check::passes(2.1e-3, 1e-3) && !Check::passes(1e-6, 0.0));
-        assert!(!Check::passes(f64::MAX, f64::MAX) && !Check::passes(f64::NAN, 1.0));
+        let passes = |own, plain| Error { name: "dx", own, plain }.passes();
+        assert!(passes(0.0, 0.0) && passes(2e-3, 1e-3) && passes(4e-7, 0.0));
+        assert!(!passes(2.1e-3, 1e-3) && !passes(1e-6, 0.0));
+        assert!(!passes(f64::MAX, f64::MAX) && !passes(f64::NAN, 1.0));
+    }
+
+    #[test]
+    fn a_missing_output_fails() {
+        assert_eq!(error(&[("dx", &[1.0])], "dw", &[1.0]), f64::MAX);
+        assert_eq!(error(&[("dx", &[1.0])], "dx", &[1.0]), 0.0);
     }
 }

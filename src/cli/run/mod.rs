@@ -1,28 +1,49 @@
-//! `vocabfuse run`: the layer on tensors from a file.
+//! `vocabfuse run`: an operator on tensors from a file.
+//!
+//! An operator is a file here with its options, its inputs and its passes ([`operator::Operator`]); everything else is
+//! shared.
 
 mod check;
+mod cross_entropy;
 pub mod device;
-mod passes;
+mod embedding;
+mod measure;
+mod operator;
+mod products;
 mod report;
 
-use super::values::{self, PolicyArgs};
+use super::values;
 use super::{Outcome, print_json, print_line};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
+use check::Check;
 use device::Opened;
+use operator::{Given, Op, Operator, Place, Tensor};
+use report::{Report, Where};
 use std::path::{Path, PathBuf};
-use vocabfuse::tensors::{self, Elements, Inputs, Output};
-use vocabfuse::{CrossEntropy, Device, Dtype, Precision, Ptx, Reduction, ShardLayout};
+use vocabfuse::tensors::{self, Elements, Output};
+use vocabfuse::{Device, Dtype, Ptx, ShardLayout};
 
-/// Run cross-entropy and its gradients on tensors from a safetensors file
+/// Run an operator and its gradients on tensors from a safetensors file
 ///
-/// Reads x [N, H] and w [V, H] (f32, bf16 or f16), targets [N] (i64 or i32), and optionally bias [V] and upstream [N].
-/// Writes loss ([N] or [1]), lse [N], dx [N, H], dw [V, H], and with a bias dbias [V]. The V rows of w are split over
-/// ranks, which are threads of this process and exchange what they would over a network.
+/// The V rows of w are split over ranks, which are threads of this process and exchange what they would over a network.
+/// Tensors are f32, bf16 or f16, ids i64 or i32.
+///
+/// cross-entropy reads x [N, H], w [V, H], targets [N], and optionally bias [V] and upstream [N]; it writes loss ([N] or
+/// [1]), lse [N], dx [N, H], dw [V, H], and with a bias dbias [V].
+///
+/// embedding reads ids [N], w [V, H], and optionally dy [N, H]; it writes y [N, H], and with dy dw [V, H].
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     vocabfuse run --input t.safetensors --output o.safetensors --ranks 4 --check\n  \
-    vocabfuse run --input t.safetensors --output o.safetensors --bounds 0,5,5,100 --dtype bf16 --json")]
+    vocabfuse run --input t.safetensors --output o.safetensors --bounds 0,5,5,100 --dtype bf16 --json\n  \
+    vocabfuse run --op embedding --input e.safetensors --output o.safetensors --ranks 4 --padding-idx 0 --check")]
 pub struct Args {
+    // The first, because the others take their values away.
+    #[command(flatten)]
+    given: Given,
+    /// What to run
+    #[arg(long, value_enum, default_value_t = Op::CrossEntropy)]
+    op: Op,
     /// File to read
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
@@ -38,17 +59,9 @@ pub struct Args {
     /// How ranks communicate
     #[arg(long, default_value = "local", value_parser = ["local"])]
     communicator: String,
-    /// Round x and w to this type first [default: the type of x, which w must share]
+    /// Round x and w to this type first [default: the type of w, which x must share]
     #[arg(long, value_parser = values::dtype())]
     dtype: Option<Dtype>,
-    /// Arithmetic of the matrix products: exact, or for f32 on a GPU tf32 or tf32x3
-    #[arg(long, default_value = "exact", value_parser = device::precision)]
-    precision: std::option::Option<Precision>,
-    #[command(flatten)]
-    policy: PolicyArgs,
-    /// Bytes over inputs and outputs that a rank may use; needing more is an error [default: no limit]
-    #[arg(long, value_name = "BYTES", value_parser = values::positive)]
-    memory_budget: Option<usize>,
     /// Where to run: cpu, cuda:0, or ptx:sm_80, which interprets the kernels of a GPU and checks them for races
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device::parse)]
     device: device::Choice,
@@ -58,54 +71,57 @@ pub struct Args {
     /// Compare with an f64 reference; fails if an error is over twice that of the plain composition in this dtype
     #[arg(long)]
     check: bool,
-    /// What loss holds: one value per token, their sum, or their mean
-    #[arg(long, default_value = "mean", value_parser = values::reduction())]
-    reduction: Reduction,
-    /// Divisor of the mean [default: the number of tokens that are not ignored]
-    #[arg(long, value_name = "X", value_parser = values::above_zero)]
-    normalizer: Option<f32>,
-    /// Target of tokens that do not count
-    #[arg(long, value_name = "I", default_value = "-100", allow_negative_numbers = true, value_parser = values::id)]
-    ignore_index: i64,
-    /// Factor on the logits, before the bias
-    #[arg(long, value_name = "X", default_value = "1", allow_negative_numbers = true, value_parser = values::nonzero)]
-    logit_scale: f32,
-    /// Type of the written loss, lse and gradients
+    /// Type of the written tensors
     #[arg(long, default_value = "f32", value_parser = values::dtype())]
     output_dtype: Dtype,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    products: products::Options,
+    #[command(flatten)]
+    cross_entropy: cross_entropy::Options,
+    #[command(flatten)]
+    embedding: embedding::Options,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let loss = loss(args)?;
-    check_folder(&args.output)?;
-    let inputs = converted(tensors::read(&args.input)?, args.dtype)?;
-    let layout = layout(args, inputs.vocab)?;
-    match args.device.open(args.threads, args.precision)? {
-        Opened::Cpu(cpu) => run_on(args, &Task { inputs, layout, loss }, &cpu, cpu.name(), None),
-        Opened::Cuda(gpu) => run_on(args, &Task { inputs, layout, loss }, &gpu, gpu.name(), None),
-        Opened::Ptx(gpu, ptx) => run_on(args, &Task { inputs, layout, loss }, &gpu, gpu.name(), Some(&ptx)),
+    args.op.check(&args.given)?;
+    match args.op {
+        Op::CrossEntropy => run_operator(args, |input, dtype| args.cross_entropy.read(input, dtype)),
+        Op::Embedding => run_operator(args, |input, dtype| args.embedding.read(input, dtype)),
     }
 }
 
-/// What to run, wherever it is.
-struct Task {
-    inputs: Inputs,
-    layout: ShardLayout,
-    loss: CrossEntropy,
+fn run_operator<O: Operator>(
+    args: &Args,
+    read: impl Fn(&Path, Option<Dtype>) -> anyhow::Result<O>,
+) -> anyhow::Result<Outcome> {
+    check_folder(&args.output)?;
+    let operator = read(&args.input, args.dtype)?;
+    let layout = layout(args, operator.sizes().vocab)?;
+    match args.device.open(args.threads, args.products.precision)? {
+        Opened::Cpu(cpu) => run_on(args, &operator, &layout, &cpu, cpu.name(), None),
+        Opened::Cuda(gpu) => run_on(args, &operator, &layout, &gpu, gpu.name(), None),
+        Opened::Ptx(gpu, ptx) => run_on(args, &operator, &layout, &gpu, gpu.name(), Some(&ptx)),
+    }
 }
 
-fn run_on<D: Device>(args: &Args, task: &Task, device: &D, name: String, ptx: Option<&Ptx>) -> anyhow::Result<Outcome> {
-    let Task { inputs, layout, loss } = task;
-    let policy = args.policy.policy(args.memory_budget);
-    let results = passes::run(&passes::Job { inputs, layout, device, loss: *loss, policy })?;
-    let check = if args.check { Some(check::check(inputs, loss, &results)?) } else { None };
+fn run_on<D: Device>(
+    args: &Args,
+    operator: &impl Operator,
+    layout: &ShardLayout,
+    device: &D,
+    name: String,
+    ptx: Option<&Ptx>,
+) -> anyhow::Result<Outcome> {
+    let results = operator.run(&Place { device, layout, policy: args.products.policy() })?;
+    let check = args.check.then(|| Check::new(operator, &results.outputs)).transpose()?;
 
     let found = ptx.map(Ptx::take_report);
-    let report = report::Report::new(inputs, layout.ranks(), name, &results, check.as_ref(), found.as_ref());
-    write(&args.output, inputs, results, args.output_dtype)?;
+    let place = Where { device: name, ranks: layout.ranks(), found: found.as_ref() };
+    let report = Report::new(operator.sizes(), place, &results.costs, check.as_ref());
+    write(&args.output, results.outputs, args.output_dtype)?;
     if args.json {
         print_json(&report)?
     } else {
@@ -127,16 +143,6 @@ fn run_on<D: Device>(args: &Args, task: &Task, device: &D, name: String, ptx: Op
     }
 }
 
-fn loss(args: &Args) -> anyhow::Result<CrossEntropy> {
-    let reduction = args.reduction;
-    if args.normalizer.is_some() && reduction != Reduction::Mean {
-        bail!("option --normalizer: it divides the mean, but --reduction is {reduction}; expected --reduction mean");
-    }
-    let ignore_index = Some(args.ignore_index);
-    let logit_scale = args.logit_scale;
-    Ok(CrossEntropy { reduction, normalizer: args.normalizer, ignore_index, logit_scale, ..CrossEntropy::default() })
-}
-
 // Before the work, not after it.
 fn check_folder(output: &Path) -> anyhow::Result<()> {
     let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -148,15 +154,6 @@ fn check_folder(output: &Path) -> anyhow::Result<()> {
         ensure!(!there.permissions().readonly(), "option --output {}: is read-only", output.display());
     }
     Ok(())
-}
-
-fn converted(inputs: Inputs, dtype: Option<Dtype>) -> anyhow::Result<Inputs> {
-    let (x, w) = (inputs.x.dtype(), inputs.w.dtype());
-    if dtype.is_none() && x != w {
-        bail!("tensor w: dtype {w}; expected {x} as x has, or --dtype to convert both");
-    }
-    let dtype = dtype.unwrap_or(x);
-    Ok(Inputs { x: inputs.x.convert(dtype), w: inputs.w.convert(dtype), ..inputs })
 }
 
 fn layout(args: &Args, vocab: usize) -> anyhow::Result<ShardLayout> {
@@ -172,16 +169,7 @@ fn layout(args: &Args, vocab: usize) -> anyhow::Result<ShardLayout> {
     Ok(layout)
 }
 
-fn write(path: &Path, inputs: &Inputs, results: passes::Results, dtype: Dtype) -> anyhow::Result<()> {
-    let (n, h, v) = (inputs.tokens(), inputs.hidden, inputs.vocab);
-    let output = |name, shape, values| Output { name, shape, values: Elements::from_f32(values, dtype) };
-    let loss_shape = vec![results.loss.len()];
-    let mut outputs = vec![
-        output("loss", loss_shape, results.loss),
-        output("lse", vec![n], results.lse),
-        output("dx", vec![n, h], std::sync::Arc::unwrap_or_clone(results.dx)),
-        output("dw", vec![v, h], results.dw),
-    ];
-    outputs.extend(results.dbias.map(|dbias| output("dbias", vec![v], dbias)));
-    Ok(tensors::write(path, &outputs)?)
+fn write(path: &Path, outputs: Vec<Tensor>, dtype: Dtype) -> anyhow::Result<()> {
+    let output = |Tensor { name, shape, values }| Output { name, shape, values: Elements::from_f32(values, dtype) };
+    Ok(tensors::write(path, &outputs.into_iter().map(output).collect::<Vec<_>>())?)
 }

@@ -1,19 +1,19 @@
 //! What `run` prints.
 
-use super::check::{Check, Errors};
-use super::passes::Results;
+use super::check::{Check, Error};
+use super::measure::{Costs, Pass};
+use super::operator::Sizes;
 use comfy_table::{Table, presets};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use vocabfuse::PtxReport;
-use vocabfuse::tensors::Inputs;
 
 /// The JSON object of `run`.
 #[derive(Serialize)]
-pub struct Report {
+pub struct Report<'a> {
     /// Null without `--check`, as are the errors.
     passed: Option<bool>,
-    errors: Option<Errors>,
-    plain_errors: Option<Errors>,
+    errors: Option<Errors<'a>>,
+    plain_errors: Option<Errors<'a>>,
     /// Times that a rank waited for the others.
     barriers: u64,
     /// Collectives that a rank launched.
@@ -22,17 +22,33 @@ pub struct Report {
     bytes: u64,
     /// Most bytes allocated at a time, besides inputs and outputs.
     peak_extra_bytes: usize,
-    ms: Milliseconds,
-    kernels: Vec<&'static str>,
+    #[serde(serialize_with = "milliseconds")]
+    ms: &'a [Pass],
+    /// Shares of the tiles of dX and dW that the gradient filter left out; null without one.
+    filtered: Option<[f64; 2]>,
+    kernels: &'a [&'static str],
     device: String,
     /// What the PTX interpreter counted and found; only with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     interpreter: Option<Interpreter>,
-    tokens: usize,
-    hidden: usize,
-    vocab: usize,
-    dtype: &'static str,
+    #[serde(flatten)]
+    sizes: Sizes,
     ranks: usize,
+    #[serde(skip)]
+    check: Option<&'a Check>,
+}
+
+/// One of the two errors of each output, by its name.
+struct Errors<'a>(&'a [Error], fn(&Error) -> f64);
+
+impl Serialize for Errors<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|error| (error.name, (self.1)(error))))
+    }
+}
+
+fn milliseconds<S: Serializer>(passes: &[Pass], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(passes.iter().map(|pass| (pass.key, pass.ms)))
 }
 
 #[derive(Serialize)]
@@ -59,40 +75,32 @@ impl Interpreter {
     }
 }
 
-#[derive(Serialize)]
-struct Milliseconds {
-    s: f64,
-    combine: f64,
-    t: f64,
+/// Where the operator ran.
+pub struct Where<'a> {
+    pub device: String,
+    pub ranks: usize,
+    /// What the PTX interpreter found, if it was that.
+    pub found: Option<&'a PtxReport>,
 }
 
-impl Report {
-    pub fn new(
-        inputs: &Inputs,
-        ranks: usize,
-        device: String,
-        results: &Results,
-        check: Option<&Check>,
-        found: Option<&PtxReport>,
-    ) -> Report {
-        let [s, combine, t] = results.ms;
+impl<'a> Report<'a> {
+    pub fn new(sizes: Sizes, place: Where<'_>, costs: &'a Costs, check: Option<&'a Check>) -> Report<'a> {
         Report {
             passed: check.map(|c| c.failed().is_empty()),
-            errors: check.map(|c| c.errors),
-            plain_errors: check.map(|c| c.plain),
-            barriers: results.counters.barriers,
-            launches: results.counters.launches,
-            bytes: results.counters.bytes,
-            peak_extra_bytes: results.peak_extra_bytes,
-            ms: Milliseconds { s, combine, t },
-            kernels: results.kernels.clone(),
-            device,
-            interpreter: found.map(Interpreter::new),
-            tokens: inputs.tokens(),
-            hidden: inputs.hidden,
-            vocab: inputs.vocab,
-            dtype: inputs.x.dtype().as_str(),
-            ranks,
+            errors: check.map(|c| Errors(&c.errors, |error| error.own)),
+            plain_errors: check.map(|c| Errors(&c.errors, |error| error.plain)),
+            barriers: costs.counters.barriers,
+            launches: costs.counters.launches,
+            bytes: costs.counters.bytes,
+            peak_extra_bytes: costs.peak_extra_bytes,
+            ms: &costs.passes,
+            filtered: costs.filtered,
+            kernels: &costs.kernels,
+            device: place.device,
+            interpreter: place.found.map(Interpreter::new),
+            sizes,
+            ranks: place.ranks,
+            check,
         }
     }
 
@@ -100,35 +108,39 @@ impl Report {
     pub fn table(&self) -> String {
         let mut cost = Table::new();
         cost.load_style(presets::NOTHING);
-        cost.add_row(["pass S", &format!("{:.2} ms", self.ms.s)]);
-        cost.add_row(["combine", &format!("{:.2} ms", self.ms.combine)]);
-        cost.add_row(["pass T", &format!("{:.2} ms", self.ms.t)]);
+        for pass in self.ms {
+            cost.add_row([pass.label, &format!("{:.2} ms", pass.ms)]);
+        }
         let mebibytes = self.peak_extra_bytes as f64 / f64::from(1 << 20);
         cost.add_row(["memory over inputs and outputs", &format!("{mebibytes:.2} MiB")]);
         cost.add_row(["barriers", &self.barriers.to_string()]);
         cost.add_row(["collective launches", &self.launches.to_string()]);
         cost.add_row(["bytes communicated", &self.bytes.to_string()]);
+        if let Some([dx, dw]) = self.filtered.map(|shares| shares.map(|share| format!("{:.1} %", share * 100.0))) {
+            cost.add_row(["tiles left out of dX", &dx]);
+            cost.add_row(["tiles left out of dW", &dw]);
+        }
         if let Some(found) = &self.interpreter {
             cost.add_row(["launches of kernels", &found.launches.to_string()]);
             cost.add_row(["races", &found.races.to_string()]);
         }
-        let Report { tokens, hidden, vocab, dtype, ranks, device, .. } = self;
+        let (Report { ranks, device, .. }, Sizes { tokens, hidden, vocab, dtype }) = (self, self.sizes);
         let plural = if *ranks == 1 { "" } else { "s" };
         let head =
             format!("{tokens} tokens, hidden {hidden}, vocabulary {vocab}, {dtype}, {ranks} rank{plural}, {device}");
-        match (&self.errors, &self.plain_errors) {
-            (Some(errors), Some(plain)) => format!("{head}\n{cost}\n\n{}", error_table(errors, plain)),
-            _ => format!("{head}\n{cost}"),
+        match self.check {
+            Some(check) => format!("{head}\n{cost}\n\n{}", error_table(&check.errors)),
+            None => format!("{head}\n{cost}"),
         }
     }
 }
 
-fn error_table(errors: &Errors, plain: &Errors) -> Table {
+fn error_table(errors: &[Error]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(["output", "error against f64", "plain composition", "check"]);
-    for ((name, error), (_, plain)) in errors.named().into_iter().zip(plain.named()) {
-        let verdict = if Check::passes(error, plain) { "passed" } else { "failed" };
-        table.add_row([name, &format!("{error:.2e}"), &format!("{plain:.2e}"), verdict]);
+    for error in errors {
+        let verdict = if error.passes() { "passed" } else { "failed" };
+        table.add_row([error.name, &format!("{:.2e}", error.own), &format!("{:.2e}", error.plain), verdict]);
     }
     table
 }

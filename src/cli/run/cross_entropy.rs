@@ -1,0 +1,164 @@
+//! Cross-entropy: passes S, C1 and T.
+
+use super::check::{Named, widen};
+use super::measure::Meter;
+use super::operator::{Operator, Place, Results, Sizes, Tensor};
+use crate::cli::values;
+use anyhow::bail;
+use std::path::Path;
+use std::sync::Arc;
+use vocabfuse::problem::{Outputs, Problem};
+use vocabfuse::ranks::{each, split_rows};
+use vocabfuse::tensors::{self, Inputs};
+use vocabfuse::{
+    Batch, CrossEntropy, Device, Dtype, Error, Filtered, Gradients, Local, OutputLayer, Reduction, Shard, Upstream,
+    plain, reference,
+};
+
+#[derive(Debug, clap::Args)]
+#[group(id = "cross-entropy")]
+#[command(next_help_heading = "Options of cross-entropy")]
+pub struct Options {
+    /// What loss holds: one value per token, their sum, or their mean
+    #[arg(long, default_value = "mean", value_parser = values::reduction())]
+    reduction: Reduction,
+    /// Divisor of the mean [default: the number of tokens that are not ignored]
+    #[arg(long, value_name = "X", value_parser = values::above_zero)]
+    normalizer: Option<f32>,
+    /// Target of tokens that do not count
+    #[arg(long, value_name = "I", default_value = "-100", allow_negative_numbers = true, value_parser = values::id)]
+    ignore_index: i64,
+    /// Factor on the logits, before the bias
+    #[arg(long, value_name = "X", default_value = "1", allow_negative_numbers = true, value_parser = values::nonzero)]
+    logit_scale: f32,
+}
+
+impl Options {
+    /// The operator on tensors of a file, x and w rounded to `dtype`.
+    pub fn read(&self, input: &Path, dtype: Option<Dtype>) -> anyhow::Result<Loss> {
+        let reduction = self.reduction;
+        if self.normalizer.is_some() && reduction != Reduction::Mean {
+            bail!(
+                "option --normalizer: it divides the mean, but --reduction is {reduction}; expected --reduction mean"
+            );
+        }
+        let ignore_index = Some(self.ignore_index);
+        let (normalizer, logit_scale) = (self.normalizer, self.logit_scale);
+        let loss = CrossEntropy { reduction, normalizer, ignore_index, logit_scale, ..CrossEntropy::default() };
+        let inputs = tensors::read(input)?;
+        let (x, w) = (inputs.x.dtype(), inputs.w.dtype());
+        if dtype.is_none() && x != w {
+            bail!("tensor w: dtype {w}; expected {x} as x has, or --dtype to convert both");
+        }
+        let dtype = dtype.unwrap_or(x);
+        Ok(Loss { loss, inputs: Inputs { x: inputs.x.convert(dtype), w: inputs.w.convert(dtype), ..inputs } })
+    }
+}
+
+/// Cross-entropy with its tensors.
+pub struct Loss {
+    loss: CrossEntropy,
+    inputs: Inputs,
+}
+
+impl Loss {
+    fn problem<'a, T>(&'a self, [x, w]: [&'a [T]; 2], [bias, upstream]: [Option<&'a [T]>; 2]) -> Problem<'a, T>
+    where
+        T: Copy + Into<f64>,
+    {
+        let Inputs { targets, hidden, .. } = &self.inputs;
+        Problem { bias, upstream, ..Problem::new(x, w, targets, *hidden, self.loss.into()) }
+    }
+}
+
+fn named<T>(out: Outputs<T>) -> Named<T> {
+    let mut named = vec![("loss", out.loss), ("lse", out.lse), ("dx", out.dx), ("dw", out.dw)];
+    named.extend(out.dbias.map(|dbias| ("dbias", dbias)));
+    named
+}
+
+impl Operator for Loss {
+    fn sizes(&self) -> Sizes {
+        let Inputs { x, hidden, vocab, .. } = &self.inputs;
+        Sizes { tokens: self.inputs.tokens(), hidden: *hidden, vocab: *vocab, dtype: x.dtype().as_str() }
+    }
+
+    fn run<D: Device>(&self, place: &Place<'_, D>) -> anyhow::Result<Results> {
+        let (Loss { inputs, loss }, Place { device, layout, policy }) = (self, place);
+        let (tokens, hidden, vocab) = (inputs.tokens(), inputs.hidden, inputs.vocab);
+        let x = inputs.x.matrix(tokens, hidden)?;
+        let w = inputs.w.matrix(vocab, hidden)?;
+        let batch = Batch { upstream: inputs.upstream.as_deref(), ..Batch::new(x, &inputs.targets) };
+        let ranks = 0..layout.ranks();
+        let layer = |rank| OutputLayer::new(*device, layout, rank, *loss, *policy);
+        let layers: Vec<OutputLayer<D>> = ranks.clone().map(layer).collect::<Result<_, _>>()?;
+        let mut dw = vec![0.0; vocab * hidden];
+        let mut dbias = inputs.bias.as_ref().map(|_| vec![0.0; vocab]);
+
+        let mut meter = Meter::start();
+        let partials = each(layers.iter().collect(), |rank, layer: &OutputLayer<D>| {
+            let rows = layout.range(rank);
+            let bias = inputs.bias.as_ref().map(|b| &b[rows.clone()]);
+            layer.s_pass(batch, Shard { weight: w.row_range(rows)?, bias })
+        })?;
+        let kernels = partials.iter().flat_map(|p| p.kernels()).collect();
+        meter.pass("s", "pass S");
+
+        let group = partials.into_iter().zip(Local::group(layout.ranks())).collect();
+        let combined = each(group, |_, (partial, comm)| {
+            let done = partial.start_combine(&comm)?.wait()?;
+            Ok::<_, Error>((done, comm.counters()))
+        })?;
+        meter.pass("combine", "combine");
+
+        let (mut tickets, mut results, mut counters) = (vec![], None, vec![]);
+        let mut filtered = [Filtered::default(); 2];
+        for (done, counted) in combined {
+            filtered[0] += done.filtered;
+            counters.push(counted);
+            tickets.push(done.weight_grad);
+            // All ranks have the same loss, lse and dX.
+            results.get_or_insert((done.loss, done.lse, done.dx));
+        }
+        let (loss, lse, dx) = results.unwrap_or_default();
+        let dws = split_rows(&mut dw, hidden, ranks.clone().map(|r| layout.range(r)));
+        let dbiases: Vec<Option<&mut [f32]>> = match &mut dbias {
+            Some(dbias) => split_rows(dbias, 1, ranks.map(|r| layout.range(r))).into_iter().map(Some).collect(),
+            None => ranks.map(|_| None).collect(),
+        };
+        let work = tickets.into_iter().zip(dws).zip(dbiases).collect();
+        let of_ranks = each(work, |rank, ((ticket, dw), dbias)| {
+            layers[rank].t_pass(ticket, Gradients { dw, dbias }, Upstream::One)
+        })?;
+        of_ranks.into_iter().for_each(|of_rank| filtered[1] += of_rank);
+        meter.pass("t", "pass T");
+
+        let mut costs = meter.finish((loss.len() + lse.len() + dx.len()) * size_of::<f32>(), kernels, counters);
+        costs.filtered = filtered.iter().any(|f| f.tiles > 0).then(|| filtered.map(Filtered::share));
+        let tensor = |name, shape, values| Tensor { name, shape, values };
+        let mut outputs = vec![
+            tensor("loss", vec![loss.len()], loss),
+            tensor("lse", vec![tokens], lse),
+            tensor("dx", vec![tokens, hidden], Arc::unwrap_or_clone(dx)),
+            tensor("dw", vec![vocab, hidden], dw),
+        ];
+        outputs.extend(dbias.map(|dbias| tensor("dbias", vec![vocab], dbias)));
+        Ok(Results { outputs, costs })
+    }
+
+    fn truth(&self) -> anyhow::Result<Named<f64>> {
+        let Inputs { x, w, bias, upstream, .. } = &self.inputs;
+        let [x, w] = [x, w].map(|tensor| widen(&tensor.to_f32()));
+        let [bias, upstream] = [bias, upstream].map(|tensor| tensor.as_deref().map(widen));
+        let problem = self.problem([&x, &w], [bias.as_deref(), upstream.as_deref()]);
+        Ok(named(reference::cross_entropy(&problem)?))
+    }
+
+    fn plain(&self) -> anyhow::Result<Named<f32>> {
+        let Inputs { x, w, bias, upstream, .. } = &self.inputs;
+        let dtype = x.dtype();
+        let [x, w] = [x, w].map(|tensor| tensor.to_f32());
+        let problem = self.problem([&x, &w], [bias.as_deref(), upstream.as_deref()]);
+        Ok(named(plain::cross_entropy(&problem, dtype)?))
+    }
+}

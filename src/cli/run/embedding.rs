@@ -1,0 +1,107 @@
+//! The input embedding: lookup, the one collective, and the gradient of the table.
+
+use super::check::{Named, widen};
+use super::measure::Meter;
+use super::operator::{Operator, Place, Results, Sizes, Tensor};
+use crate::cli::values;
+use std::path::Path;
+use vocabfuse::problem::embedding::{Embedded, Embedding};
+use vocabfuse::ranks::{each, split_rows};
+use vocabfuse::tensors::embedding::{self, Inputs};
+use vocabfuse::{Device, Dtype, Error, InputLayer, Local, Lookup, plain, reference};
+
+#[derive(Debug, clap::Args)]
+#[group(id = "embedding")]
+#[command(next_help_heading = "Options of embedding")]
+pub struct Options {
+    /// Id whose row has no gradient
+    #[arg(long, value_name = "I", allow_negative_numbers = true, value_parser = values::id)]
+    padding_idx: Option<i64>,
+}
+
+impl Options {
+    /// The operator on tensors of a file, w rounded to `dtype`.
+    pub fn read(&self, input: &Path, dtype: Option<Dtype>) -> anyhow::Result<Table> {
+        let inputs = embedding::read(input)?;
+        let dtype = dtype.unwrap_or(inputs.w.dtype());
+        Ok(Table { padding: self.padding_idx, inputs: Inputs { w: inputs.w.convert(dtype), ..inputs } })
+    }
+}
+
+/// The embedding with its tensors.
+pub struct Table {
+    padding: Option<i64>,
+    inputs: Inputs,
+}
+
+impl Table {
+    fn problem<'a, T>(&'a self, w: &'a [T], upstream: Option<&'a [T]>) -> Embedding<'a, T> {
+        let Inputs { ids, hidden, vocab, .. } = &self.inputs;
+        Embedding { w, ids, upstream, padding: self.padding, hidden: *hidden, vocab: *vocab }
+    }
+}
+
+fn named<T>(out: Embedded<T>) -> Named<T> {
+    let mut named = vec![("y", out.y)];
+    named.extend(out.dw.map(|dw| ("dw", dw)));
+    named
+}
+
+impl Operator for Table {
+    fn sizes(&self) -> Sizes {
+        let Inputs { ids, w, hidden, vocab, .. } = &self.inputs;
+        Sizes { tokens: ids.len(), hidden: *hidden, vocab: *vocab, dtype: w.dtype().as_str() }
+    }
+
+    fn run<D: Device>(&self, place: &Place<'_, D>) -> anyhow::Result<Results> {
+        let (Inputs { ids, w, dy, hidden, vocab }, Place { device, layout, .. }) = (&self.inputs, place);
+        let table = w.matrix(*vocab, *hidden)?;
+        let dy = dy.as_ref().map(|dy| dy.matrix(ids.len(), *hidden)).transpose()?;
+        let ranks = 0..layout.ranks();
+        let layer = |rank| InputLayer::new(*device, layout, rank, self.padding);
+        let layers: Vec<InputLayer<D>> = ranks.clone().map(layer).collect::<Result<_, _>>()?;
+        let mut dw = dy.map(|_| vec![0.0; vocab * hidden]);
+
+        let mut meter = Meter::start();
+        let lookups = each(layers.iter().collect(), |rank, layer: &InputLayer<D>| {
+            layer.lookup(ids, table.row_range(layout.range(rank))?)
+        })?;
+        let mut kernels: Vec<&str> = lookups.iter().map(Lookup::kernel).collect();
+        meter.pass("lookup", "lookup");
+
+        let group = lookups.into_iter().zip(Local::group(layout.ranks())).collect();
+        let embedded = each(group, |_, (lookup, comm)| {
+            let embedded = lookup.start_select(&comm)?.wait()?;
+            Ok::<_, Error>((embedded, comm.counters()))
+        })?;
+        meter.pass("combine", "combine");
+
+        let counters: Vec<_> = embedded.iter().map(|(_, counters)| *counters).collect();
+        let x = embedded.first().map(|(embedded, _)| embedded.x.clone());
+        let bytes = x.as_ref().map_or(0, |x| x.rows() * x.columns() * x.dtype().size());
+        if let (Some(dy), Some(dw)) = (dy, &mut dw) {
+            kernels.push(layers[0].backward_kernel(dy.dtype())?);
+            let tickets = embedded.into_iter().map(|(embedded, _)| embedded.table_grad);
+            let work = tickets.zip(split_rows(dw, *hidden, ranks.map(|r| layout.range(r)))).collect();
+            each(work, |rank, (ticket, dw)| layers[rank].backward(ticket, dy, dw))?;
+            meter.pass("backward", "backward");
+        }
+        let costs = meter.finish(bytes, kernels, counters);
+        let y = x.map_or(vec![], |x| x.to_f32());
+        let mut outputs = vec![Tensor { name: "y", shape: vec![ids.len(), *hidden], values: y }];
+        outputs.extend(dw.map(|values| Tensor { name: "dw", shape: vec![*vocab, *hidden], values }));
+        Ok(Results { outputs, costs })
+    }
+
+    fn truth(&self) -> anyhow::Result<Named<f64>> {
+        let w = widen(&self.inputs.w.to_f32());
+        let dy = self.inputs.dy.as_ref().map(|dy| widen(&dy.to_f32()));
+        Ok(named(reference::embedding(&self.problem(&w, dy.as_deref()))?))
+    }
+
+    fn plain(&self) -> anyhow::Result<Named<f32>> {
+        let (w, dtype) = (self.inputs.w.to_f32(), self.inputs.w.dtype());
+        let dy = self.inputs.dy.as_ref().map(|dy| dy.to_f32());
+        Ok(named(plain::embedding(&self.problem(&w, dy.as_deref()), dtype)?))
+    }
+}

@@ -1,0 +1,127 @@
+//! The gradient filter: what it leaves out is counted and bounded, and nothing else changes.
+
+mod common;
+
+use common::{Case, Run, Tensors, amx, devices, run, same};
+use vocabfuse_runtime::{Algorithm, Cpu, CrossEntropy, Dtype, OutputLayer, Policy, Save, ShardLayout, Target};
+
+const THRESHOLD: f32 = 1e-3;
+
+/// Rows with unlikely stretches, over two ranks.
+fn case(policy: Policy, dtype: Dtype) -> Case {
+    let base = Case::new(70, 40, 1500);
+    let loss = CrossEntropy { logit_scale: 1.5, ..CrossEntropy::default() };
+    Case { bounds: vec![0, 1000, 1500], dtype, policy, spread: 4.0, bias: true, upstream: true, loss, ..base }
+}
+
+/// Tensors with a bias that makes some columns unlikely.
+fn tensors(case: &Case) -> Tensors {
+    let mut tensors = Tensors::random(case);
+    for (column, bias) in tensors.bias.iter_mut().flatten().enumerate() {
+        if (200..600).contains(&column) || (1100..1400).contains(&column) {
+            *bias -= 12.0;
+        }
+    }
+    tensors
+}
+
+fn filtered(case: &Case, threshold: f32) -> Case {
+    Case { policy: Policy { filter: Some(threshold), ..case.policy }, ..case.clone() }
+}
+
+/// All devices, policies and dtypes that have a filter.
+fn everywhere(test: impl Fn(&Cpu, &Case)) {
+    for cpu in devices(2).into_iter().chain(amx(2)) {
+        for save in [Save::Yes, Save::No] {
+            for algorithm in [Algorithm::One, Algorithm::Two] {
+                for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+                    if cpu.target() == Target::Amx && dtype != Dtype::Bf16 {
+                        continue;
+                    }
+                    test(&cpu, &case(Policy { save, algorithm, ..Policy::default() }, dtype));
+                }
+            }
+        }
+    }
+}
+
+/// What may be missing from each element of dX and dW: `threshold` of every derivative.
+fn bounds(case: &Case, tensors: &Tensors, threshold: f32) -> (Vec<f64>, Vec<f64>) {
+    let scale = f64::from(threshold * case.loss.logit_scale) / case.tokens as f64;
+    let upstream: Vec<f64> = tensors.upstream.iter().flatten().map(|u| f64::from(u.abs()) * scale).collect();
+    let column = |values: &[f32], h: usize, weight: &dyn Fn(usize) -> f64| -> f64 {
+        values.iter().skip(h).step_by(case.hidden).enumerate().map(|(i, v)| f64::from(v.abs()) * weight(i)).sum()
+    };
+    let w: Vec<f64> = (0..case.hidden).map(|h| column(&tensors.w, h, &|_| 1.0)).collect();
+    let dx = upstream.iter().flat_map(|u| w.iter().map(move |w| u * w)).collect();
+    let dw: Vec<f64> = (0..case.hidden).map(|h| column(&tensors.x, h, &|i| upstream[i])).collect();
+    (dx, dw.repeat(case.vocab))
+}
+
+fn check_within(what: &str, all: &[f32], kept: &[f32], bound: &[f64]) {
+    let rounding = all.iter().fold(0.0f32, |m, v| m.max(v.abs())) * f32::EPSILON * 16.0;
+    for ((all, kept), bound) in all.iter().zip(kept).zip(bound) {
+        let missing = f64::from((all - kept).abs());
+        assert!(missing <= bound + f64::from(rounding), "{what}: {missing:e} is missing, at most {bound:e} may be");
+    }
+}
+
+#[test]
+fn what_is_left_out_is_bounded() {
+    everywhere(|cpu, case| {
+        let tensors = tensors(case);
+        let all = run(cpu, case, &tensors).unwrap();
+        let kept = run(cpu, &filtered(case, THRESHOLD), &tensors).unwrap();
+        let what = format!("{} {case:?}", cpu.name());
+        // 2 panels of 32 tokens that count by 47 strips of 32 columns is the coarsest grid.
+        let [dx, dw] = kept.filtered;
+        assert!(dx.tiles >= 2 * 47 && dw.tiles >= 2 * 47, "{what}: {dx:?} {dw:?}");
+        assert!(dw.skipped > 0 && dw.skipped < dw.tiles, "{what}: {dw:?}");
+        // Saved values are measured against the sums of all ranks, others against what a rank has seen.
+        if case.policy.algorithm == Algorithm::One && case.policy.save == Save::Yes {
+            assert!(dx.skipped > 0, "{what}: {dx:?}");
+        }
+        let Run { out, .. } = &kept;
+        assert!(same(&out.loss, &all.out.loss) && same(&out.lse, &all.out.lse), "{what}");
+        assert!(same(out.dbias.as_ref().unwrap(), all.out.dbias.as_ref().unwrap()), "{what}");
+        let (dx, dw) = bounds(case, &tensors, THRESHOLD);
+        check_within(&format!("dx of {what}"), &all.out.dx, &out.dx, &dx);
+        check_within(&format!("dw of {what}"), &all.out.dw, &out.dw, &dw);
+        assert!(!same(&all.out.dw, &out.dw), "{what}: tiles were counted but not left out");
+        assert_eq!(all.filtered.map(|f| f.tiles), [0, 0], "{what}: no filter, no count");
+    });
+}
+
+#[test]
+fn a_threshold_that_nothing_is_under_changes_nothing() {
+    everywhere(|cpu, case| {
+        // Derivatives of zero would be left out, rightly: nothing is so unlikely here.
+        let tensors = Tensors::random(case);
+        let all = run(cpu, case, &tensors).unwrap();
+        let kept = run(cpu, &filtered(case, f32::MIN_POSITIVE), &tensors).unwrap();
+        assert_eq!(kept.filtered.map(|f| f.skipped), [0, 0], "{} {case:?}", cpu.name());
+        assert!(same(&all.out.dx, &kept.out.dx) && same(&all.out.dw, &kept.out.dw), "{} {case:?}", cpu.name());
+    });
+}
+
+#[test]
+fn a_row_that_is_nan_is_not_left_out() {
+    everywhere(|cpu, case| {
+        let case = filtered(case, 0.5);
+        let mut tensors = tensors(&case);
+        tensors.x[5 * case.hidden] = f32::NAN;
+        let out = run(cpu, &case, &tensors).unwrap().out;
+        assert!(out.dx[5 * case.hidden..][..case.hidden].iter().all(|v| v.is_nan()), "{} {case:?}", cpu.name());
+        assert!(out.dw.iter().all(|v| v.is_nan()), "{} {case:?}", cpu.name());
+    });
+}
+
+#[test]
+fn thresholds_are_above_0_and_below_1() {
+    let (cpu, layout) = (Cpu::new(Some(1)).unwrap(), ShardLayout::even(10, 1).unwrap());
+    for filter in [0.0, -1e-3, 1.0, f32::NAN, f32::INFINITY] {
+        let policy = Policy { filter: Some(filter), ..Policy::default() };
+        let error = OutputLayer::new(&cpu, &layout, 0, CrossEntropy::default(), policy).unwrap_err().to_string();
+        assert!(error.contains("filter") && error.contains("above 0 and below 1"), "{error}");
+    }
+}
