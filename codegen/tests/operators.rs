@@ -2,8 +2,10 @@
 //! references move.
 
 use std::collections::BTreeMap;
+use vocabfuse_codegen::emit::emit_operator;
 use vocabfuse_codegen::operator::{self, Operator};
 use vocabfuse_codegen::program::{Graph, Interpretation, Merge, ProgramError, Tile};
+use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Target};
 
 fn operator(name: &str) -> Operator {
     operator::all().unwrap().into_iter().find(|o| o.name == name).unwrap()
@@ -18,6 +20,26 @@ fn programs() {
         text += &format!("{:?}\n{:?}\n\n", o.statistics.rules(), o.results());
     }
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn kernels() {
+    let text = |kind, target, name: &str, operator: &str| {
+        let spec = KernelSpec::new(kind, target, Dtype::F32, 512, name).unwrap();
+        emit_operator(&spec, &self::operator(operator), 0).unwrap().text
+    };
+    let divergence = text(KernelKind::RowStatistics, Target::Scalar, "kl_divergence", "kl_divergence");
+    insta::assert_snapshot!("row_statistics_scalar_kl_divergence", divergence);
+    insta::assert_snapshot!(
+        "merge_avx2_kl_divergence",
+        text(KernelKind::Merge, Target::Avx2, "kl_divergence", "kl_divergence")
+    );
+    insta::assert_snapshot!(
+        "row_gradient_avx512_logprobs",
+        text(KernelKind::RowGradient, Target::Avx512, "logprobs", "logprobs")
+    );
+    let sample = text(KernelKind::RowStatistics, Target::Avx512, "sample", "sample");
+    insta::assert_snapshot!("row_statistics_avx512_sample", sample);
 }
 
 /// A tile of one row with logits of two distributions.
@@ -45,7 +67,7 @@ fn merged(o: &Operator, parts: [(&Interpretation, [f64; 2]); 2], references: [f6
         let rules = o.statistics.rules();
         let moved: Vec<f64> = (0..2).map(|k| references[k] - from[k]).collect();
         let raise = |(name, rule): &(String, Merge)| match *rule {
-            Merge::Sum | Merge::Max => part.row[name][0],
+            Merge::Sum | Merge::Max | Merge::ArgMax => part.row[name][0],
             Merge::ScaledSum { reference } => part.row[name][0] * (-moved[reference]).exp2(),
             Merge::Moment { reference, sum, shifts } => {
                 let shift: f64 = (0..2).map(|k| f64::from(shifts[k]) * moved[k]).sum();

@@ -294,9 +294,11 @@ pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
 pub fn check(case: &Case, data: &Data, run: &Run) -> Result<(), String> {
     const ROUNDING: f64 = f32::EPSILON as f64;
     let (truth, plain) = (composition::<f64>(case, data), composition::<f32>(case, data));
+    // A logit y is rounded by a fraction of y, and so is the exponent of all that e^y is in.
+    let roundings = f64::from(4.0 * case.scale.abs() * case.spread).max(16.0);
     let one = |name: &str, terms: f64, got: &[f32], plain: &[f32], truth: &[f64]| {
         let size = largest(truth.iter().map(|v| v.abs()));
-        let floor = ROUNDING * (16.0 * size + 2.0 * terms);
+        let floor = ROUNDING * (roundings * size + 2.0 * terms);
         let (error, allowed) = (difference(got, truth), 2.0 * difference(plain, truth) + floor);
         if error <= allowed { Ok(()) } else { Err(format!("{name}: error {error:e}, allowed {allowed:e} in {case:?}")) }
     };

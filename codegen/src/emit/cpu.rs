@@ -227,7 +227,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 }
             };
             // What the gradient filter measures stored values against: the sum of them. A further product is not filtered.
-            let mass = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot);
+            let mass = statistics.iter().find(|s| s.rule == "ScaledSum").map(|s| s.slot);
             let mass = if operand { 0 } else { mass.ok_or_else(|| incomplete(loss))? };
             let statistics = if operand { vec![] } else { statistics };
             let f16 = spec.dtype == Dtype::F16;

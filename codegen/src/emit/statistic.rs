@@ -9,9 +9,9 @@ use serde::Serialize;
 #[derive(Serialize)]
 pub(super) struct Statistic {
     /// Name of the rule of merging.
-    rule: &'static str,
+    pub(super) rule: &'static str,
     /// Position in the state.
-    slot: usize,
+    pub(super) slot: usize,
     /// Of a row that has seen no logit, as text.
     identity: String,
     /// Position of its value among the results of the lowered statistics program, in which the values stand behind one
