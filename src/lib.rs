@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use vocabfuse::{
-//!     Batch, Cpu, CrossEntropy, Gradients, Local, Matrix, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+//!     Batch, Cpu, CrossEntropy, Gradients, Local, Matrix, Operators, OutputLayer, Policy, Shard, ShardLayout, Upstream,
 //! };
 //!
 //! # fn main() -> Result<(), vocabfuse::Error> {
@@ -58,8 +58,8 @@ pub use vocabfuse_runtime as runtime;
 
 pub use codegen::{Builder, KernelKind, KernelSpec};
 pub use runtime::{
-    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Embedded, Error, Filtered, Gpu,
-    Gradients, InputLayer, Local, Lookup, Matrix, Merging, OutputLayer, OwnedMatrix, Partial, Policy, Precision, Ptx,
-    PtxReport, Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, TableGrad, Target, Upstream,
-    WeightGrad,
+    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Distribution, DistributionGradients, Done, Dtype, Element,
+    Embedded, Error, Evaluated, Filtered, Gpu, Gradients, Ids, InputLayer, KlDirection, Local, Lookup, Matrix, Merging,
+    Operators, OutputLayer, OwnedMatrix, Partial, Policy, Precision, Ptx, PtxReport, Reduction, Registry, Result, Save,
+    Selecting, Shard, ShardLayout, Source, Statistics, TableGrad, Target, Upstream, ValueGradients, Values, WeightGrad,
 };

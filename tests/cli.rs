@@ -2,6 +2,8 @@
 
 #[path = "cli/measure.rs"]
 mod measure;
+#[path = "cli/operators.rs"]
+mod operators;
 
 use assert_cmd::cargo::cargo_bin_cmd;
 use safetensors::SafeTensors;

@@ -2,6 +2,7 @@
 
 use super::{Answer, Distribution, Gradients, Query, Raw, Real, Upstream};
 use vocabfuse_codegen::Dtype;
+use vocabfuse_codegen::program::uniform;
 
 /// Values of a query and gradients for given upstream gradients. Operands, logits, their gradients, and gradients of x and w
 /// are rounded to `dtype` where `T` is f32.
@@ -20,7 +21,8 @@ pub fn evaluate<T: Real>(query: &Query<'_, T>, upstream: &Upstream<'_, T>, vocab
         Query::KlDivergence { p, q } => {
             divergence(&Materialised::new(p, vocab, dtype), &Materialised::new(q, vocab, dtype), upstream)
         }
-        Query::TopK(of, k) => top_k(&Materialised::new(of, vocab, dtype), k),
+        Query::TopK(of, k) => top_k(&Materialised::new(of, vocab, dtype), k, |_, _| 0.0),
+        Query::Sample(of, seed) => top_k(&Materialised::new(of, vocab, dtype), 1, |token, id| gumbel(seed, token, id)),
     }
 }
 
@@ -187,12 +189,19 @@ fn divergence<T: Real>(p: &Materialised<'_, T>, q: &Materialised<'_, T>, upstrea
     Answer { divergence: values, gradients: vec![p.gradients(by_p), q.gradients(by_q)], ..nothing() }
 }
 
-fn top_k<T: Real>(of: &Materialised<'_, T>, k: usize) -> Answer<T> {
+fn gumbel(seed: u64, token: usize, id: usize) -> f64 {
+    let uniform = f64::from(uniform(seed, token as u32, id as u32));
+    // The largest number is not 1, or its noise would not be a number.
+    -(-(-uniform.min(1.0 - f64::from(f32::EPSILON) / 2.0)).ln_1p()).ln()
+}
+
+/// The k columns with the largest logits, on top of what is added to them.
+fn top_k<T: Real>(of: &Materialised<'_, T>, k: usize, added: impl Fn(usize, usize) -> f64) -> Answer<T> {
     let nan = T::from_f64(f64::NAN);
     let (mut ids, mut logits, mut logprobs) = (vec![], vec![], vec![]);
-    for row in of.rows() {
+    for (token, row) in of.rows().enumerate() {
         let mut order: Vec<usize> = (0..row.len()).collect();
-        let key = |j: usize| Into::<f64>::into(row[j]) + 0.0;
+        let key = |j: usize| Into::<f64>::into(row[j]) + added(token, j) + 0.0;
         // Stable: of equal logits the lowest id first.
         order.sort_by(|a, b| key(*b).total_cmp(&key(*a)));
         let softmax = softmax(row).filter(|s| !Into::<f64>::into(s.p[0]).is_nan());

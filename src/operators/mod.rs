@@ -65,6 +65,9 @@ pub enum Query<'a, T> {
     },
     /// The k largest logits.
     TopK(Distribution<'a, T>, usize),
+    /// The largest logit after Gumbel noise is added to each, for a seed; the noise is that of
+    /// [`uniform`](vocabfuse_codegen::program::uniform).
+    Sample(Distribution<'a, T>, u64),
 }
 
 /// Upstream gradients; what is `None` is zero.

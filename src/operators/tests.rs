@@ -70,7 +70,7 @@ fn every_gradient_is_a_derivative() {
                     let query = queries(operands.distributions(scale, softcap))[which];
                     evaluate(&query, &upstream, V, Dtype::F32)
                 };
-                let mut got = vec![];
+                let mut got: Vec<f64> = vec![];
                 for g in &value(&operands).gradients {
                     if given {
                         got.extend(&g.logits);
@@ -80,7 +80,7 @@ fn every_gradient_is_a_derivative() {
                     }
                     got.extend(&g.bias);
                 }
-                for (i, got) in got.iter().enumerate() {
+                for (i, got) in got.iter().copied().enumerate() {
                     let at = |delta: f64| {
                         let mut moved = Operands { values: operands.values.clone(), ..operands };
                         moved.values[i] += delta;

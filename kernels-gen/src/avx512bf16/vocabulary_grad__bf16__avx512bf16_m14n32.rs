@@ -48,6 +48,7 @@ unsafe fn kernel(args: &VocabularyGrad) {
                 dw: args.dw,
                 dw_stride: args.dw_stride,
                 edge,
+                keep: std::ptr::null(),
             });
         }
     }

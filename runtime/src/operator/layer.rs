@@ -2,26 +2,26 @@
 
 use super::distribution::{Bits, Distribution};
 use super::operation::{Ids, KlDirection, Operation, ValueGradients};
-use super::passes::{DistributionGradients, GradientJob, RowJob, RowPasses};
+use super::passes::{DistributionGradients, GradientJob, RowJob};
 use super::selection::Selection;
 use super::state::{Block, MergeStatistics, NO_REFERENCE, RowState};
 use super::sum::SumInputs;
 use crate::check::{self, expect, fingerprint, shape};
 use crate::comm::{Local, Pending};
-use crate::{Cpu, Error, Result, ShardLayout};
+use crate::{Cpu, Device, Error, Result, ShardLayout};
 use std::sync::Arc;
 use vocabfuse_codegen::Operator;
 
 /// Operators on one rank, over the same shards as an [`OutputLayer`](crate::OutputLayer).
 #[derive(Clone, Debug)]
-pub struct Operators<D: RowPasses = Cpu> {
+pub struct Operators<D: Device = Cpu> {
     device: D,
     layout: ShardLayout,
     rank: usize,
 }
 
 /// Everything about an evaluation that outlives the first phase.
-struct Job<'a, D: RowPasses> {
+struct Job<'a, D: Device> {
     layer: Operators<D>,
     operator: Operator,
     operation: Operation<'a>,
@@ -35,19 +35,19 @@ struct Job<'a, D: RowPasses> {
 }
 
 /// After the first pass over the logits: statistics of the rank's own rows.
-pub struct Statistics<'a, D: RowPasses = Cpu> {
+pub struct Statistics<'a, D: Device = Cpu> {
     job: Job<'a, D>,
     state: RowState,
 }
 
 /// While the first collective runs.
-pub struct Evaluating<'a, D: RowPasses = Cpu> {
+pub struct Evaluating<'a, D: Device = Cpu> {
     job: Job<'a, D>,
     pending: Pending,
 }
 
 /// After the first collective.
-pub struct Evaluated<'a, D: RowPasses = Cpu> {
+pub struct Evaluated<'a, D: Device = Cpu> {
     /// The same on all ranks.
     pub values: Values,
     /// For [`Operators::backward`]; drop it where no gradient is wanted.
@@ -71,27 +71,27 @@ pub struct Values {
 }
 
 /// The right to differentiate an evaluation once.
-pub struct Ticket<'a, D: RowPasses = Cpu> {
+pub struct Ticket<'a, D: Device = Cpu> {
     job: Job<'a, D>,
     /// References and results by name, padded to whole panels.
     rows: Vec<(String, Vec<f32>)>,
 }
 
 /// After the second pass: the rank's part of the gradients of X.
-pub struct InputGradients<'a, D: RowPasses = Cpu> {
+pub struct InputGradients<'a, D: Device = Cpu> {
     job: Job<'a, D>,
     parts: Vec<Option<Vec<f32>>>,
     agreement: String,
 }
 
 /// While the second collective runs.
-pub struct SummingInputs<'a, D: RowPasses = Cpu> {
+pub struct SummingInputs<'a, D: Device = Cpu> {
     job: Job<'a, D>,
     wanted: Vec<bool>,
     pending: Option<Pending>,
 }
 
-impl<D: RowPasses> Operators<D> {
+impl<D: Device> Operators<D> {
     /// Operators of `rank` in `layout`.
     ///
     /// # Errors
@@ -232,7 +232,7 @@ impl<D: RowPasses> Operators<D> {
     }
 }
 
-impl<D: RowPasses> Job<'_, D> {
+impl<D: Device> Job<'_, D> {
     fn rows(&self) -> RowJob<'_> {
         RowJob {
             operator: &self.operator,
@@ -353,7 +353,7 @@ impl<D: RowPasses> Job<'_, D> {
     }
 }
 
-impl<'a, D: RowPasses> Statistics<'a, D> {
+impl<'a, D: Device> Statistics<'a, D> {
     /// Names of the kernels that both phases call.
     pub fn kernels(&self) -> Vec<&'static str> {
         D::operator_kernel_names(&self.job.kernels)
@@ -372,7 +372,7 @@ impl<'a, D: RowPasses> Statistics<'a, D> {
     }
 }
 
-impl<'a, D: RowPasses> Evaluating<'a, D> {
+impl<'a, D: Device> Evaluating<'a, D> {
     /// Waits for all ranks.
     ///
     /// # Errors
@@ -389,7 +389,7 @@ impl<'a, D: RowPasses> Evaluating<'a, D> {
     }
 }
 
-impl<'a, D: RowPasses> InputGradients<'a, D> {
+impl<'a, D: Device> InputGradients<'a, D> {
     /// Starts the second collective, which sums the gradients of X; does not wait. Every rank of the group does so in the
     /// same order. Without X, on given logits alone, there is none.
     ///
@@ -406,7 +406,7 @@ impl<'a, D: RowPasses> InputGradients<'a, D> {
     }
 }
 
-impl<D: RowPasses> SummingInputs<'_, D> {
+impl<D: Device> SummingInputs<'_, D> {
     /// Waits for all ranks: dX `[N, H]` row-major of each distribution, in the order in which the operator takes them;
     /// `None` where it is not wanted. Tokens that take no part have zeros.
     ///
