@@ -376,10 +376,6 @@ fn check_supported(kernel: KernelKind, target: Target, dtype: Dtype) -> Result<(
         let supported = "target avx512, which the same processors can run: row programs are f32";
         return unsupported(format!("kernel {kernel} on target {target}"), supported);
     }
-    if target == Target::Amx && kernel.is_operators() {
-        let supported = "target avx512bf16, which the same processors can run";
-        return unsupported(format!("kernel {kernel} on target {target}"), supported);
-    }
     if target.is_cuda() && !kernel.on_cuda() || !target.is_cuda() && kernel.only_cuda() {
         let has = |k: &KernelKind| if target.is_cuda() { k.on_cuda() } else { !k.only_cuda() };
         let names: Vec<&str> = KernelKind::ALL.iter().filter(|k| has(k)).map(|k| k.as_str()).collect();

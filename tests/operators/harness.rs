@@ -351,6 +351,20 @@ pub fn devices(threads: usize) -> Vec<Cpu> {
         .collect()
 }
 
+/// AMX tiles: the machine's own, or emulated ones where the rest of the instructions are there.
+pub fn amx(threads: usize) -> Option<Cpu> {
+    if let Ok(cpu) = Cpu::with_target(Target::Amx, Some(threads)) {
+        return Some(cpu);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512bf16") && vocabfuse_amx_emulator::install().is_ok() {
+        // SAFETY: the emulator executes the tile instructions, the processor all others.
+        return unsafe { Cpu::with_target_unchecked(Target::Amx, Some(threads)) }.ok();
+    }
+    eprintln!("no AMX here, and no AVX-512 BF16 to emulate it on: AMX kernels are not run");
+    None
+}
+
 /// Whether a device has kernels of its own for the dtypes of a case.
 pub fn differs(device: &Cpu, case: &Case) -> bool {
     !Target::BF16.contains(&device.target()) || case.dtypes.contains(&Dtype::Bf16)

@@ -3,7 +3,7 @@
 mod contract;
 mod harness;
 
-use harness::{Case, Data, Which, check, devices, differs, run};
+use harness::{Case, Data, Which, amx, check, devices, differs, run};
 use proptest::prelude::*;
 use vocabfuse_runtime::{Cpu, Dtype};
 
@@ -73,6 +73,19 @@ proptest! {
             let run = run(&cpu, &case, &data).map_err(|e| TestCaseError::fail(e.to_string()))?;
             prop_assert_eq!(&run.answer.ids, &truth.ids, "{}", cpu.name());
             check(&case, &data, &run).map_err(|e| TestCaseError::fail(format!("{}: {e}", cpu.name())))?;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn amx_agrees_with_the_reference(case in any_case()) {
+        if let Some(cpu) = amx(2) {
+            let vocab = case.vocab.min(600);
+            let bounds = case.bounds.iter().map(|b| *b.min(&vocab)).collect();
+            agrees(&cpu, &Case { dtypes: [Dtype::Bf16; 2], given: false, vocab, bounds, ..case })?;
         }
     }
 }

@@ -136,6 +136,7 @@ pub fn emit_module(target: Target, kernels: &[&Kernel], inline: bool) -> Result<
 fn template(spec: &KernelSpec) -> String {
     match (spec.target, spec.kernel) {
         (Target::Amx, KernelKind::PackTokens | KernelKind::PackTokensGrad | KernelKind::PackVocabulary)
+        | (Target::Amx, KernelKind::Logits | KernelKind::InputGrad | KernelKind::VocabularyGrad)
         | (Target::Amx, KernelKind::LogitsSoftmax | KernelKind::UnpackAccumulator) => {
             format!("amx/{}.rs.in", spec.kernel)
         }

@@ -12,17 +12,7 @@ unsafe fn kernel(args: &VocabularyGrad) {
     unsafe {
         let q = args.q.add(args.first_column * PANEL);
         if !args.sums.is_null() {
-            for row in 0..args.columns {
-                let mut sum = splat(0.0);
-                for panel in 0..args.panels {
-                    let mut part = splat(0.0);
-                    for lane in (0..PANEL).step_by(LANES) {
-                        part = add(part, load(q.add(panel * args.stride + row * PANEL + lane)));
-                    }
-                    sum = add(sum, part);
-                }
-                *args.sums.add(row) += horizontal_sum(sum) * args.sum_factor;
-            }
+            add_sums(args, q);
         }
         if args.x_grad.is_null() {
             return;
@@ -44,6 +34,25 @@ unsafe fn kernel(args: &VocabularyGrad) {
                 edge,
                 keep: std::ptr::null(),
             });
+        }
+    }
+}
+
+/// Sums of the columns over all tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_sums(args: &VocabularyGrad, q: *const f32) {
+    for row in 0..args.columns {
+        // SAFETY: the caller states the extents of Q and of the sums.
+        unsafe {
+            let mut sum = splat(0.0);
+            for panel in 0..args.panels {
+                let mut part = splat(0.0);
+                for lane in (0..PANEL).step_by(LANES) {
+                    part = add(part, load(q.add(panel * args.stride + row * PANEL + lane)));
+                }
+                sum = add(sum, part);
+            }
+            *args.sums.add(row) += horizontal_sum(sum) * args.sum_factor;
         }
     }
 }

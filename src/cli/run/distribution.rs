@@ -176,6 +176,23 @@ impl OnDistribution {
         outputs
     }
 
+    /// A distribution of the composition over the tensors of an operand: x and w, or logits and nothing, then the bias.
+    fn materialised<'a, T>(
+        &self,
+        operand: &Operand,
+        [first, second, bias]: &'a [Vec<T>; 3],
+    ) -> operators::Distribution<'a, T> {
+        operators::Distribution {
+            raw: match operand.source {
+                Operands::Linear { hidden, .. } => Raw::Linear { x: first, w: second, hidden },
+                Operands::Logits(_) => Raw::Logits(first),
+            },
+            bias: operand.bias.as_ref().map(|_| bias.as_slice()),
+            logit_scale: f64::from(self.logit_scale),
+            softcap: self.softcap.map(f64::from),
+        }
+    }
+
     /// The same by materialised logits.
     fn composition<T: Real>(&self) -> Named<T> {
         let typed = |v: &[f32]| -> Vec<T> { v.iter().map(|v| T::from_f64(f64::from(*v))).collect() };
@@ -189,20 +206,8 @@ impl OnDistribution {
                 }
             })
             .collect();
-        let of = |(operand, [first, second, bias]): (&Operand, &_)| -> operators::Distribution<'_, T> {
-            let (first, second): (&Vec<T>, &Vec<T>) = (first, second);
-            let bias: &Vec<T> = bias;
-            operators::Distribution {
-                raw: match operand.source {
-                    Operands::Linear { hidden, .. } => Raw::Linear { x: first, w: second, hidden },
-                    Operands::Logits(_) => Raw::Logits(first),
-                },
-                bias: operand.bias.as_ref().map(|_| bias.as_slice()),
-                logit_scale: f64::from(self.logit_scale),
-                softcap: self.softcap.map(f64::from),
-            }
-        };
-        let of: Vec<_> = self.operands().zip(&tensors).map(|(operand, tensors)| of((operand, tensors))).collect();
+        let of: Vec<operators::Distribution<'_, T>> =
+            self.operands().zip(&tensors).map(|(operand, tensors)| self.materialised(operand, tensors)).collect();
         let query = match (self.op, &self.inputs.ids) {
             (Op::Kl, _) if self.reverse => Query::KlDivergence { p: of[0], q: of[1] },
             (Op::Kl, _) => Query::KlDivergence { p: of[1], q: of[0] },

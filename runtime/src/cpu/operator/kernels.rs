@@ -127,9 +127,7 @@ impl OperatorKernels {
 
 impl Products {
     fn new(cpu: &Cpu, dtype: Dtype) -> Result<Products> {
-        // Tiles of AMX have operands of their own form, for which there are no kernels of operators yet.
-        let target = if target(cpu, dtype) == Target::Amx { Target::Avx512Bf16 } else { target(cpu, dtype) };
-        let lookup = Lookup { cpu, target, dtype };
+        let lookup = Lookup { cpu, target: target(cpu, dtype), dtype };
         let logits = lookup.find("logits", "", entry!(RawLogits))?;
         let pack_tokens = lookup.find("pack_tokens", "", entry!(PackTokens))?;
         let pack_tokens_grad = lookup.find("pack_tokens_grad", "", entry!(PackTokens))?;
