@@ -77,7 +77,7 @@ impl<'a> Fused<'a> {
     }
 
     fn pass_t(&mut self, done: Done<'a>) {
-        let out = Gradients { dw: &mut self.dw, dbias: None };
+        let out = Gradients { dw: (&mut self.dw).into(), dbias: None };
         self.layer.t_pass(done.weight_grad, out, Upstream::One).expect("pass T");
     }
 }

@@ -1,4 +1,4 @@
-//! The f32 FMA rate of one thread, from registers alone: what no matrix product on this machine can exceed.
+//! Rates of one thread from registers alone: what no matrix product on this machine can exceed.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -23,29 +23,37 @@ struct Loop {
     step: usize,
 }
 
-/// GFLOP/s of all of `threads` threads at the same time, and the name of the instruction set. `None` on an architecture
-/// whose vectors are not known here: half of a peak is none.
+/// GFLOP/s of f32 multiply-adds of all of `threads` threads at the same time, and the name of the instruction set. `None`
+/// on an architecture whose vectors are not known here: half of a peak is none.
 pub fn peak_of(threads: usize) -> Option<(f64, &'static str)> {
-    let isa = widest().isa;
-    let rate = || {
-        std::thread::scope(|scope| {
-            (0..threads)
-                .map(|_| scope.spawn(|| peak().0))
-                .collect::<Vec<_>>()
-                .into_iter()
-                .map(|t| t.join().unwrap_or(0.0))
-                .sum()
-        })
-    };
-    (isa != BASELINE).then(|| (rate(), isa))
+    let kernel = widest();
+    (kernel.isa != BASELINE).then(|| (together(&kernel, threads), kernel.isa))
 }
 
-/// GFLOP/s of one thread with the widest vectors of the machine, and the name of their instruction set.
+/// The same for dot products of pairs of bf16 in vectors, where the machine has them.
+pub fn bf16_peak_of(threads: usize) -> Option<(f64, &'static str)> {
+    let kernel = bf16()?;
+    Some((together(&kernel, threads), kernel.isa))
+}
+
+/// GFLOP/s of f32 multiply-adds of one thread with the widest vectors of the machine, and the name of their instruction
+/// set.
 pub fn peak() -> (f64, &'static str) {
     let kernel = widest();
-    let mut rates: Vec<f64> = (0..BURSTS).map(|_| burst(&kernel)).collect();
+    (rate(&kernel), kernel.isa)
+}
+
+fn together(kernel: &Loop, threads: usize) -> f64 {
+    std::thread::scope(|scope| {
+        let started: Vec<_> = (0..threads).map(|_| scope.spawn(|| rate(kernel))).collect();
+        started.into_iter().map(|t| t.join().unwrap_or(0.0)).sum()
+    })
+}
+
+fn rate(kernel: &Loop) -> f64 {
+    let mut rates: Vec<f64> = (0..BURSTS).map(|_| burst(kernel)).collect();
     rates.sort_by(f64::total_cmp);
-    (rates[BURSTS / 2], kernel.isa)
+    rates[BURSTS / 2]
 }
 
 fn burst(kernel: &Loop) -> f64 {
@@ -83,6 +91,37 @@ fn widest() -> Loop {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn widest() -> Loop {
     baseline()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn bf16() -> Option<Loop> {
+    let there = std::arch::is_x86_feature_detected!("avx512bf16") && std::arch::is_x86_feature_detected!("avx512f");
+    // SAFETY: the processor has AVX-512 F and BF16, which is all that the function asks for.
+    there.then_some(Loop { isa: "AVX-512 BF16", run: |steps| unsafe { avx512bf16(steps) }, step: 12 * 32 * 2 })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn bf16() -> Option<Loop> {
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn avx512bf16(steps: usize) -> f32 {
+    use std::arch::x86_64::{
+        __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_reduce_add_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    };
+    // Pairs of 2^-8, so that sums grow slowly.
+    let pairs = _mm512_set1_epi32(black_box(0x3b80_3b80));
+    // SAFETY: the types are names for the same 64 bytes.
+    let pairs = unsafe { std::mem::transmute::<__m512i, __m512bh>(pairs) };
+    let mut sums = [_mm512_set1_ps(black_box(1.0)); 12];
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, pairs, pairs);
+        }
+    }
+    sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum)).sum()
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -154,5 +193,11 @@ mod tests {
         assert!(sums((kernel.run)(100)) >= 12.0);
         assert!(peak().0 > 0.1);
         assert!(peak_of(2).is_none_or(|(rate, _)| rate > 0.1));
+        if let Some(kernel) = bf16() {
+            // Each step adds two products of 2^-16 to each of 12 x 16 sums, which begin at 1.
+            let grown = (kernel.run)(1024) / (12.0 * 16.0) - 1.0;
+            assert!((grown - 1024.0 / 32768.0).abs() < 1e-3, "{grown}");
+            assert!(bf16_peak_of(1).is_some_and(|(rate, _)| rate > 0.1));
+        }
     }
 }

@@ -334,7 +334,7 @@ fn padded_vocabulary_rows_have_no_mass_and_no_gradient() {
         let partial = layer.s_pass(Batch::new(x, &tensors.targets), Shard { weight: w, bias: None })?;
         let done = partial.start_combine(&comm)?.wait()?;
         assert!(largest_error(&done.loss, &expected.loss) < 1e-6);
-        layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)
+        layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)
     })
     .unwrap();
     let real: Vec<f32> = dw[..vocab * hidden].iter().map(|v| v - 7.0).collect();

@@ -191,12 +191,11 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
         let done = output.s_pass(batch, Shard { weight: shard, bias: None })?.start_combine(&comm)?.wait()?;
         assert_eq!(comm.counters().barriers, 2);
         let dx = Matrix::new(&done.dx, n, h)?;
-        let gradients = Gradients { dw: &mut *dw, dbias: None };
         if embedding_first {
-            input.backward(embedded.table_grad, dx, gradients.dw)?;
-            output.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One)?;
+            input.backward(embedded.table_grad, dx, dw)?;
+            output.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)?;
         } else {
-            output.t_pass(done.weight_grad, gradients, Upstream::One)?;
+            output.t_pass(done.weight_grad, Gradients { dw: (&mut *dw).into(), dbias: None }, Upstream::One)?;
             input.backward(embedded.table_grad, dx, dw)?;
         }
         Ok::<_, Error>(())

@@ -69,7 +69,7 @@ fn tickets_may_be_used_late_and_in_any_order() {
             assert_eq!(comm.counters().barriers, 4);
             tickets.rotate_left(rank + 1);
             while let Some(ticket) = tickets.pop() {
-                layer.t_pass(ticket, Gradients { dw: &mut *dw, dbias: None }, Upstream::Scale(2.0))?;
+                layer.t_pass(ticket, Gradients { dw: (&mut *dw).into(), dbias: None }, Upstream::Scale(2.0))?;
             }
             Ok::<_, Error>(())
         })
@@ -94,7 +94,7 @@ fn upstream_of_pass_t_may_come_late() {
     let done = partial.start_combine(&ranks[0]).unwrap().wait().unwrap();
     let mut dw = vec![0.0; VOCAB * HIDDEN];
     let upstream = Upstream::Rows(tensors.upstream.as_deref().unwrap());
-    layer.t_pass(done.weight_grad, Gradients { dw: &mut dw, dbias: None }, upstream).unwrap();
+    layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, upstream).unwrap();
     assert!(largest_error(&dw, &expected) < 1e-6);
 }
 

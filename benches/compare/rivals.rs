@@ -113,7 +113,7 @@ impl Rival {
                 let shard = Shard { weight: w.matrix(v, h)?, bias: None };
                 let done = layer.s_pass(batch, shard)?.start_combine(comm)?.wait()?;
                 let mut dw = vec![0.0; v * h];
-                layer.t_pass(done.weight_grad, Gradients { dw: &mut dw, dbias: None }, Upstream::One)?;
+                layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
                 (done.loss[0], done.dx, dw)
             }
             Way::Plain { x, w, dtype } => {

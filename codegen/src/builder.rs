@@ -36,6 +36,9 @@ pub struct Builder {
 /// Chunk sizes of the checked-in kernels.
 pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
 
+/// Path of the manifest of CUDA kernels among the files.
+pub const MANIFEST: &str = "cuda/manifest.json";
+
 /// Chunk sizes of the checked-in kernels of the forms of cross-entropy that have options.
 pub const FORM_CHUNKS: &[usize] = &[512, 2048];
 
@@ -236,7 +239,7 @@ impl Builder {
         let cuda: Vec<&Kernel> = kernels.iter().filter(|k| k.spec.target.is_cuda()).collect();
         if !cuda.is_empty() {
             files.insert("cuda/mod.rs".to_owned(), emit_cuda_module(&cuda)?);
-            files.insert("cuda/manifest.json".to_owned(), Manifest::new(self.entries()?).to_json());
+            files.insert(MANIFEST.to_owned(), Manifest::new(self.entries()?).to_json());
             for kernel in cuda {
                 files.insert(format!("cuda/{}.cu", kernel.name), kernel.text.clone());
             }
@@ -278,14 +281,23 @@ impl Builder {
     /// [`Error::Io`] with the file that could not be written, or any error of generation.
     pub fn write(&self, out: &Path) -> Result<Vec<String>, Error> {
         let files = self.files()?;
-        for (name, text) in &files {
-            let path = out.join(name);
-            let failed = |source| Error::Io { path: path.display().to_string(), source };
-            if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder).map_err(failed)?;
-            }
-            std::fs::write(&path, text).map_err(failed)?;
-        }
+        write_files(&files, out)?;
         Ok(files.into_keys().collect())
     }
+}
+
+/// Writes texts by path under `out`.
+///
+/// # Errors
+/// [`Error::Io`] with the file that could not be written.
+pub fn write_files(files: &BTreeMap<String, String>, out: &Path) -> Result<(), Error> {
+    for (name, text) in files {
+        let path = out.join(name);
+        let failed = |source| Error::Io { path: path.display().to_string(), source };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        std::fs::write(&path, text).map_err(failed)?;
+    }
+    Ok(())
 }

@@ -71,6 +71,16 @@
 //! 5. `weight_grad`: `dw` = row `first_column` of dW; `beta` = 0 overwrites it, 1 adds; `skip` from the chunk's first tile
 //!    on with `skip_stride` bytes from a tile of columns to the next, or null.
 //!
+//! # Tokens that are known on the device only
+//!
+//! Where targets live on the device, tokens are not gathered by the host. `select_tokens`, one block, reads global ids and
+//! writes for each token: `rows`, the token itself, or -1 if it is ignored, or -2 if its target is none of the vocabulary;
+//! `local`, its target within the shard or -1; `factors`, its upstream gradient over the divisor, 0 where it does not
+//! count; and `counts`, how many count and how many are none of the vocabulary. `divisor` 0 stands for the number that
+//! count, `upstream` null for ones, `ignored` for the id of tokens that do not count. `gather_rows` with `rows` then gives
+//! zeros to what does not count, and `reduce_loss`, one block, sets its loss and lse to 0 (NaN for -2) and writes the sum of
+//! all losses over the divisor to `total`.
+//!
 //! # Input layer
 //!
 //! `gather_rows` copies `table[ids[i]]`, or zeros where `ids[i]` is negative. `scatter_add` adds rows into a table of f32:
@@ -125,6 +135,9 @@ pub fn reduce_blocks(tokens: usize) -> usize {
 pub fn reduce_columns_blocks(columns: usize) -> usize {
     columns.div_ceil(256)
 }
+
+/// Blocks of kernels that look at all tokens together: `gradient_scale`, `select_tokens` and `reduce_loss`.
+pub const ONE_BLOCK: usize = 1;
 
 /// Blocks of `merge`, `finish` and `gather_rows` (a row each); of `scatter_add` (an id each); of `gradient_scale` (one).
 pub fn row_blocks(rows: usize) -> usize {

@@ -14,6 +14,8 @@ pub enum Data {
     F32,
     /// 32-bit signed integer.
     I32,
+    /// 64-bit signed integer.
+    I64,
     /// Byte.
     U8,
 }
@@ -60,8 +62,28 @@ pub struct Bindings {
     pub column_gradients: Vec<String>,
 }
 
-/// What the compiler made of a kernel.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Instructions of the main loop of a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MainLoop {
+    /// All that are issued in one step.
+    pub instructions: u32,
+    /// Tensor-core products among them.
+    pub products: u32,
+    /// Matrix loads from shared memory among them.
+    pub matrix_loads: u32,
+    /// Asynchronous copies to shared memory among them.
+    pub copies: u32,
+}
+
+impl MainLoop {
+    /// Instructions issued for each product.
+    pub fn per_product(&self) -> f64 {
+        f64::from(self.instructions) / f64::from(self.products.max(1))
+    }
+}
+
+/// What the compiler made of a kernel for one architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     /// Architecture compiled for, such as `sm_80`.
     pub architecture: String,
@@ -75,6 +97,9 @@ pub struct Resources {
     pub blocks: u32,
     /// Warps that fit on a multiprocessor.
     pub warps: u32,
+    /// The main loop of a matrix product, where a disassembler was at hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub main_loop: Option<MainLoop>,
 }
 
 /// One kernel.
@@ -96,9 +121,12 @@ pub struct Entry {
     pub plan: Plan,
     /// Hash of parameters and bindings: a host that was built for another must not launch the kernel.
     pub abi: String,
-    /// What the compiler made of it, once compiled.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resources: Option<Resources>,
+    /// Hash of the text that the resources are of.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub text: String,
+    /// What the compiler made of the text, one an architecture; empty unless it was compiled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resources: Vec<Resources>,
 }
 
 /// The entries of a set of kernels.
@@ -131,6 +159,12 @@ impl Manifest {
         format!("{{\n  \"version\": {:?},\n  \"kernels\": [\n{}\n  ]\n}}\n", self.version, lines.join(",\n"))
     }
 
+    /// The same without what a compiler found, as the generator alone writes it.
+    pub fn bare(&self) -> Manifest {
+        let bare = |entry: &Entry| Entry { text: String::new(), resources: vec![], ..entry.clone() };
+        Manifest { version: self.version.clone(), kernels: self.kernels.iter().map(bare).collect() }
+    }
+
     /// The entry of a kernel.
     pub fn find(&self, name: &str) -> Option<&Entry> {
         self.kernels.iter().find(|e| e.name == name)
@@ -144,10 +178,12 @@ impl Type {
             Type::Read(Data::Element) => "const Element*",
             Type::Read(Data::F32) => "const float*",
             Type::Read(Data::I32) => "const int*",
+            Type::Read(Data::I64) => "const i64*",
             Type::Read(Data::U8) => "const u8*",
             Type::Write(Data::Element) => "Element*",
             Type::Write(Data::F32) => "float*",
             Type::Write(Data::I32) => "int*",
+            Type::Write(Data::I64) => "i64*",
             Type::Write(Data::U8) => "u8*",
             Type::I32 => "int",
             Type::I64 => "i64",
@@ -161,6 +197,7 @@ impl Type {
             Data::Element => dtype.to_string(),
             Data::F32 => "f32".to_owned(),
             Data::I32 => "i32".to_owned(),
+            Data::I64 => "i64".to_owned(),
             Data::U8 => "u8".to_owned(),
         };
         match self {
@@ -173,10 +210,14 @@ impl Type {
     }
 }
 
-/// Hash of what a host relies on when it launches a kernel. FNV-1a: stable over versions of Rust, unlike the standard
-/// library's hasher, and no defence against anybody.
+/// Hash of bytes as hexadecimal digits. FNV-1a: stable over versions of Rust, unlike the standard library's hasher; it
+/// guards against accidents and is no defence against anybody.
+pub fn hash(bytes: &[u8]) -> String {
+    let step = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3);
+    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
+}
+
+/// Hash of what a host relies on when it launches a kernel.
 pub fn abi_hash(parameters: &[Parameter], bindings: &Bindings) -> String {
-    let text = serde_json::to_string(&(parameters, bindings)).unwrap_or_default();
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    format!("{hash:016x}")
+    hash(serde_json::to_string(&(parameters, bindings)).unwrap_or_default().as_bytes())
 }

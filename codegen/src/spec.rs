@@ -161,6 +161,10 @@ spelled! {
         GatherRows = "gather_rows",
         /// Sum of rows into a table.
         ScatterAdd = "scatter_add",
+        /// Which tokens count, their targets within the shard and their share of the loss, from ids on the device; CUDA.
+        SelectTokens = "select_tokens",
+        /// The loss over all tokens, on the device; CUDA.
+        ReduceLoss = "reduce_loss",
     }
 }
 
@@ -221,12 +225,15 @@ impl KernelKind {
     /// Whether only CUDA targets have the kernel.
     pub fn only_cuda(self) -> bool {
         use KernelKind::{
-            Accumulate, FilterTiles, GradientScale, LogitsGradient, ReduceColumns, ReduceStatistics, SavedGradient,
+            Accumulate, FilterTiles, GradientScale, LogitsGradient, ReduceColumns, ReduceLoss, ReduceStatistics,
+            SavedGradient, SelectTokens,
         };
         self == KernelKind::WeightGrad
             || matches!(
                 self,
                 ReduceStatistics
+                    | SelectTokens
+                    | ReduceLoss
                     | Accumulate
                     | LogitsGradient
                     | SavedGradient
@@ -250,12 +257,12 @@ impl KernelKind {
 
     // What the tensors are made of does not matter to kernels that see only f32 values.
     fn has_dtype(self, target: Target) -> bool {
-        use KernelKind::{FilterTiles, Merge, ReduceColumns};
+        use KernelKind::{FilterTiles, Merge, ReduceColumns, ReduceLoss, SelectTokens};
         match self {
             // Targets of one dtype have it in all names.
             Merge => Target::BF16.contains(&target),
             _ if self.is_operators() => Target::BF16.contains(&target),
-            FilterTiles | ReduceColumns => false,
+            FilterTiles | ReduceColumns | SelectTokens | ReduceLoss => false,
             _ => true,
         }
     }

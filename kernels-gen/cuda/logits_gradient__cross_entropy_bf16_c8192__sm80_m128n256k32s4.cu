@@ -330,9 +330,13 @@ enum : int { TILE_STRIDE = CHUNK };
 // a warp's fragment meet every bank once.
 enum : int { STAGED_ROW = TILE_N * 2 + 16 };
 
-// Two neighbouring results of a row, as soon as they are known: their registers are free again. Nothing goes to a null `tile`.
-DEVICE void put_pair(Element* tile, int, int i, int h, int j, float first, float second) {
-    if (tile != nullptr) *(u32*)(shared_memory + row_in_tile(i, h) * STAGED_ROW + column_in_tile(j) * 2) = pack(first, second);
+// Pairs of neighbouring results of a row, from pair `first` on: their registers are free again. Nothing goes to a null `tile`.
+template <int COUNT> DEVICE void put_pairs(Element* tile, int, int i, int h, int first, const float (&pairs)[COUNT][2]) {
+    if (tile == nullptr) return;
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) {
+        *(u32*)(shared_memory + row_in_tile(i, h) * STAGED_ROW + column_in_tile(first + j) * 2) = pack(pairs[j][0], pairs[j][1]);
+    }
 }
 
 // After a barrier: copies `rows` rows of the tile in 16-byte pieces, neighbouring lanes next to each other.
@@ -405,9 +409,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_gradient__cross_ent
                 const float g3 = row_target_factor[token];
                 const float g7 = row_a_factor[token];
                 const float g9 = row_upstream[token];
+                float pairs[4][2];
 #pragma unroll
                 for (int j = 4 * part; j < 4 * part + 4; j++) {
-                    float pair[2];
 #pragma unroll
                     for (int v = 0; v < 2; v++) {
                         const int local = column_in_tile(j) + v, column = first_column + origin.n + local;
@@ -431,12 +435,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_gradient__cross_ent
                         const float g12 = g10 * reciprocal(g11);
                         const bool exists = row < tokens && origin.n + local < columns;
                         column_sums[2 * (j % 4) + v] += exists ? g12 : 0.0f;
-                        pair[v] = exists ? g10 * factor : 0.0f;
+                        pairs[j % 4][v] = exists ? g10 * factor : 0.0f;
                         (void)stored;
                         (void)logit;
                     }
-                    put_pair(tile, tokens - origin.m, i, h, j, pair[0], pair[1]);
                 }
+                put_pairs(tile, tokens - origin.m, i, h, 4 * part, pairs);
                 (void)reference;
             }
             keep_apart();

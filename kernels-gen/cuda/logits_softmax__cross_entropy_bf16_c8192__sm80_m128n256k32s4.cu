@@ -333,9 +333,13 @@ enum : int { TILE_STRIDE = CHUNK };
 // a warp's fragment meet every bank once.
 enum : int { STAGED_ROW = TILE_N * 2 + 16 };
 
-// Two neighbouring results of a row, as soon as they are known: their registers are free again. Nothing goes to a null `tile`.
-DEVICE void put_pair(Element* tile, int, int i, int h, int j, float first, float second) {
-    if (tile != nullptr) *(u32*)(shared_memory + row_in_tile(i, h) * STAGED_ROW + column_in_tile(j) * 2) = pack(first, second);
+// Pairs of neighbouring results of a row, from pair `first` on: their registers are free again. Nothing goes to a null `tile`.
+template <int COUNT> DEVICE void put_pairs(Element* tile, int, int i, int h, int first, const float (&pairs)[COUNT][2]) {
+    if (tile == nullptr) return;
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) {
+        *(u32*)(shared_memory + row_in_tile(i, h) * STAGED_ROW + column_in_tile(first + j) * 2) = pack(pairs[j][0], pairs[j][1]);
+    }
 }
 
 // After a barrier: copies `rows` rows of the tile in 16-byte pieces, neighbouring lanes next to each other.
@@ -438,9 +442,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_softmax__cross_entr
             const float w12 = reference;
             float statistic_1 = 0.0f;
             float statistic_2 = 0.0f;
+            float pairs[8][2];
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float pair[2];
 #pragma unroll
                 for (int v = 0; v < 2; v++) {
                     const int local = column_in_tile(j) + v, column = first_column + origin.n + local;
@@ -459,10 +463,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_softmax__cross_entr
                     statistic_1 += exists ? w13 : 0.0f;
                     statistic_2 += exists ? w16 : 0.0f;
                     // Columns past the end are stored too: the product that follows reads whole pieces.
-                    pair[v] = exists ? w13 : 0.0f;
+                    pairs[j][v] = exists ? w13 : 0.0f;
                 }
-                put_pair(tile, tokens - origin.m, i, h, j, pair[0], pair[1]);
             }
+            put_pairs(tile, tokens - origin.m, i, h, 0, pairs);
             put_row(rows_of(1), i, h, quad_sum(statistic_1));
             put_row(rows_of(2), i, h, quad_sum(statistic_2));
         }

@@ -17,18 +17,41 @@ pub struct Geometry {
     pub panel: usize,
     /// Vocabulary rows come in multiples of this in packed operands.
     pub row_block: usize,
-    /// Bytes of one packed element of X.
-    pub packed_token: usize,
-    /// Bytes of one packed element of W.
-    pub packed_vocabulary: usize,
-    /// Panels that `logits_softmax` works on together; more a call is allowed.
-    pub panel_block: usize,
-    /// Vocabulary rows of one call of `weight_grad`: their Q for a block of tokens stays in L2.
+    /// Bytes of one packed element of X, of W as operand of the logits, and of Q.
+    pub packed: usize,
+    /// Bytes of one element of the transpose of W that `pack_vocabulary` puts behind W for A += E W; 0 where W serves.
+    pub packed_transpose: usize,
+    /// Vocabulary entries whose E of a panel is at hand at a time, at most a chunk, and bytes of one of its elements.
+    pub e_columns: usize,
+    /// See `e_columns`.
+    pub e_bytes: usize,
+    /// Whether the logits product keeps W of [`Blocking::inner`] elements of H at a time near, and not W of all of H.
+    pub slices_inner: bool,
+    /// Panels whose Q is at hand at a time: the more, the less often dW is read and written. At most [`MOST_GRAD_PANELS`].
+    pub grad_panels: usize,
+    /// Scratch bytes of one call of `logits_softmax`, for a chunk and the panels of the call.
+    pub softmax_scratch: fn(chunk: usize, panels: usize) -> usize,
+    /// Scratch bytes of one call of `weight_grad`.
+    pub grad_scratch: fn(&Blocking) -> usize,
+}
+
+/// Most panels of a block of pass T.
+pub const MOST_GRAD_PANELS: usize = 64;
+
+/// How much of what a kernel takes at a time, which the host chooses from the sizes of the caches. Results depend on it by
+/// rounding at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocking {
+    /// Elements of H that the logits product runs over at a time, a multiple of the panel: a panel of X stays in L1.
+    pub inner: usize,
+    /// Vocabulary rows whose packed form over `inner` stays in L2 while panels pass, a multiple of the row block.
+    pub vocabulary: usize,
+    /// Panels that share one read of W in pass S, and in pass T where it recomputes logits: E stays in L2.
+    pub panels: usize,
+    /// Panels of a block of pass T, at most [`MOST_GRAD_PANELS`].
+    pub grad_panels: usize,
+    /// Vocabulary rows of one call of `weight_grad`, a multiple of the row block: Q stays in L2.
     pub grad_rows: usize,
-    /// Scratch bytes of one call of `logits_softmax`, for a chunk, the padded H and the panels of the call.
-    pub softmax_scratch: fn(chunk: usize, hidden: usize, panels: usize) -> usize,
-    /// Scratch bytes of one call of `weight_grad`, for its vocabulary rows and the padded H.
-    pub grad_scratch: fn(rows: usize, hidden: usize) -> usize,
 }
 
 /// Inputs of row programs, in the order in which the program names them.
@@ -118,7 +141,9 @@ pub struct PackVocabulary {
     pub first_row: usize,
     /// One past the last row to pack, a multiple of the row block or `allocated_rows`.
     pub end_row: usize,
-    /// The packed buffer: `allocated_rows * padded H` elements.
+    /// Whether the transpose is wanted, by families that have one.
+    pub transpose: bool,
+    /// The packed buffer: `allocated_rows * padded H` elements, and as many of the transpose if it is wanted.
     pub out: *mut u8,
 }
 
@@ -157,6 +182,8 @@ pub struct LogitsSoftmax {
     pub inputs: Inputs,
     /// What to do.
     pub stages: Stages,
+    /// Sizes of blocks.
+    pub blocking: Blocking,
     /// H.
     pub hidden: usize,
     /// Shard-local id of the chunk's first column.
@@ -209,6 +236,8 @@ pub struct WeightGrad {
     pub inputs: Inputs,
     /// Inputs of the statistics program, which the recomputing kernel runs first.
     pub statistics_inputs: Inputs,
+    /// Sizes of blocks; `columns` is at most its `grad_rows`.
+    pub blocking: Blocking,
     /// H.
     pub hidden: usize,
     /// Shard-local id of the first row.

@@ -1,6 +1,6 @@
 //! Generated kernels and their registry. Everything below the folders named for a target is written by
-//! `cargo xtask generate`, as are the CUDA texts in `cuda/` beside this folder. A program need not read all that a template
-//! provides, so unused variables are allowed there.
+//! `cargo xtask generate`, as are the CUDA texts in `cuda/` beside this folder, which the module [`cuda`] embeds. A program need
+//! not read all that a template provides, so unused variables are allowed in kernels.
 
 extern crate self as vocabfuse_kernels;
 
@@ -32,4 +32,11 @@ pub mod avx512bf16;
 #[allow(non_snake_case, unused_variables, clippy::all)]
 pub mod amx;
 
+#[path = "../cuda/mod.rs"]
+#[rustfmt::skip]
+pub mod cuda;
+
+mod cubins;
+
+pub use cubins::CUBINS;
 pub use registry::{Bindings, Kernel, Registry};

@@ -1,7 +1,7 @@
 //! What a trainer gives to the passes of a microbatch, and where they add their gradients.
 
 use crate::check::{self, expect, shape};
-use crate::{Error, Matrix, Result, ShardLayout};
+use crate::{Error, GradientMut, Matrix, Result, ShardLayout};
 
 /// One microbatch, the same on every rank.
 #[derive(Clone, Copy, Debug)]
@@ -89,11 +89,11 @@ impl Shard<'_> {
     }
 }
 
-/// Where pass T adds its gradients.
+/// Where pass T puts its gradients. What is added to dbias is added; dW says itself whether it is added to.
 #[derive(Debug)]
 pub struct Gradients<'a> {
-    /// dW_d `[V_d, H]` row-major.
-    pub dw: &'a mut [f32],
+    /// dW_d `[V_d, H]` row-major: f32, or the type of W.
+    pub dw: GradientMut<'a>,
     /// Gradient of the bias, V_d.
     pub dbias: Option<&'a mut [f32]>,
 }

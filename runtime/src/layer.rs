@@ -7,7 +7,7 @@ use crate::comm::{Finish, Local, Merged, Pending};
 use crate::filter::{Filter, Filtered};
 use crate::job::Job;
 use crate::loss::{RowLoss, RowPrograms};
-use crate::passes::{Extent, FinishJob, SPass, Sums};
+use crate::passes::{Extent, FinishJob, SPass, Sums, TPass};
 use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
 use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Policy, Result, Save, ShardLayout};
 use std::sync::Arc;
@@ -137,11 +137,12 @@ impl<D: Device> OutputLayer<D> {
     /// communication, any time, in any order.
     ///
     /// # Errors
-    /// [`Error::Shape`] for an output or upstream of the wrong length, [`Error::Option`] if W is frozen.
+    /// [`Error::Shape`] for an output or upstream of the wrong length, [`Error::Dtype`] if dW is neither f32 nor of the
+    /// type of W, [`Error::Option`] if W is frozen.
     pub fn t_pass(
         &self,
         mut ticket: WeightGrad<'_, D>,
-        out: Gradients<'_>,
+        mut out: Gradients<'_>,
         upstream: Upstream<'_>,
     ) -> Result<Filtered> {
         if self.policy.frozen_weight {
@@ -152,14 +153,25 @@ impl<D: Device> OutputLayer<D> {
         let job = &ticket.job;
         let (rows, hidden) = (job.shard.weight.rows(), job.batch.x.columns());
         expect("dw", rows * hidden, out.dw.len())?;
+        if ![Dtype::F32, job.shard.weight.dtype()].contains(&out.dw.dtype()) {
+            return Err(Error::Dtype { tensor: "dw", expected: job.shard.weight.dtype(), found: out.dw.dtype() });
+        }
         if let Some(dbias) = &out.dbias {
             expect("dbias", rows, dbias.len())?;
         }
         let upstream = upstream.values(&job.rows, job.batch.targets.len(), job.targets.len())?;
         let filter = self.policy.filter.map(Filter::new);
         let pass = SPass { filter: filter.as_ref(), ..job.s_pass()? };
+        // What the pass does not visit: padding, and everything if no token counts.
+        let visited = if job.rows.is_empty() { 0 } else { job.classes() * hidden };
+        out.dw.clear_from(visited);
+        if visited == 0 {
+            return Ok(Filtered::default());
+        }
         let sums = Sums { dw: out.dw, dbias: out.dbias };
-        self.device.t_pass(&job.kernels, &ticket.inputs, &pass, &ticket.merged, saved, &upstream, sums)?;
+        let (inputs, merged) = (&ticket.inputs, &ticket.merged);
+        let pass = TPass { pass, inputs, ticket: merged, saved, upstream: &upstream, sums };
+        self.device.t_pass(&job.kernels, pass)?;
         Ok(filter.map_or_else(Filtered::default, |f| f.count()))
     }
 
@@ -171,17 +183,13 @@ impl<D: Device> OutputLayer<D> {
         let budget = self.policy.memory_budget.unwrap_or(DEFAULT_BUDGET);
         let fits = |save: bool| self.policy.memory_budget.is_none() || needed(save) <= budget;
         let save = match self.policy.save {
-            // From sizes alone: scratch depends on the number of threads, and results must not.
-            Save::Auto => can_save && saved <= budget / 2,
-            Save::Yes if can_save || self.policy.frozen_weight => true,
-            Save::Yes => {
+            Save::Yes if !can_save && !self.policy.frozen_weight => {
                 let message =
                     format!("expected auto or no: the gradient of {} is made from logits", self.programs.name);
                 return Err(Error::Option { option: "save", message });
             }
-            Save::No => false,
+            _ => can_save && !self.policy.frozen_weight && self.policy.saves(saved),
         };
-        let save = save && !self.policy.frozen_weight;
         if fits(save) { Ok(save) } else { Err(Error::Budget { budget, needed: needed(save) }) }
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::buffer::SharedPointer;
 use crate::filter::Filter;
-use crate::{Dtype, Matrix, Result};
+use crate::{Dtype, GradientMut, Matrix, Result};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -96,10 +96,26 @@ pub struct Block<D: Passes> {
 /// Where pass T adds.
 #[derive(Debug)]
 pub struct Sums<'a> {
-    /// dW_d `[V_d, H]` row-major.
-    pub dw: &'a mut [f32],
+    /// dW_d `[V_d, H]` row-major, f32 or of the type of W; overwritten, rows of padding included, if it says so.
+    pub dw: GradientMut<'a>,
     /// Gradient of the bias.
     pub dbias: Option<&'a mut [f32]>,
+}
+
+/// Everything that pass T of one shard works on.
+pub struct TPass<'a, D: Passes> {
+    /// What pass S was given, and the filter of this pass.
+    pub pass: SPass<'a>,
+    /// The same on the device.
+    pub inputs: &'a D::Inputs,
+    /// What C1 left.
+    pub ticket: &'a D::Ticket,
+    /// Numerators of the softmax, if they were kept.
+    pub saved: Option<D::Saved>,
+    /// Upstream gradient of each token, padded to whole panels.
+    pub upstream: &'a [f32],
+    /// Where the gradients are added.
+    pub sums: Sums<'a>,
 }
 
 /// The work of a device. See [`crate::Device`].
@@ -214,15 +230,5 @@ pub trait Passes: Clone + Debug + Send + Sync + 'static {
     fn ticket(&self, kernels: &Self::Kernels, blocks: &[&Block<Self>]) -> Result<Self::Ticket>;
 
     /// Pass T: adds to dW and to the gradient of the bias.
-    #[expect(clippy::too_many_arguments, reason = "each is a thing of its own, and there is one caller")]
-    fn t_pass(
-        &self,
-        kernels: &Self::Kernels,
-        inputs: &Self::Inputs,
-        pass: &SPass<'_>,
-        ticket: &Self::Ticket,
-        saved: Option<Self::Saved>,
-        upstream: &[f32],
-        sums: Sums<'_>,
-    ) -> Result<()>;
+    fn t_pass(&self, kernels: &Self::Kernels, pass: TPass<'_, Self>) -> Result<()>;
 }

@@ -61,6 +61,16 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Whether numerators that take that many bytes are kept. From sizes alone: scratch depends on the number of
+    /// threads, and results must not.
+    pub(crate) fn saves(&self, bytes: usize) -> bool {
+        match self.save {
+            Save::Auto => bytes <= self.memory_budget.unwrap_or(DEFAULT_MEMORY_BUDGET) / 2,
+            Save::Yes => true,
+            Save::No => false,
+        }
+    }
+
     pub(crate) fn validate(&self) -> Result<()> {
         match self.filter {
             Some(filter) if !(filter > 0.0 && filter < 1.0) => Err(Error::Option {

@@ -4,6 +4,7 @@ mod bench;
 mod compile;
 mod generate;
 mod list;
+mod resources;
 mod run;
 mod train;
 mod values;

@@ -3,6 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::fmt::Display;
 use std::str::FromStr;
+use vocabfuse::codegen::compile::occupancy::Architecture;
 use vocabfuse::{Algorithm, Dtype, KernelKind, Policy, Reduction, Save, Target};
 
 fn words<T>(words: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
@@ -17,7 +18,7 @@ pub fn dtype() -> impl TypedValueParser<Value = Dtype> {
 }
 
 pub fn target() -> impl TypedValueParser<Value = Target> {
-    words(["scalar", "avx2", "avx512", "avx512bf16", "amx"])
+    words(Target::ALL.iter().map(|v| v.as_str()))
 }
 
 pub fn kernel() -> impl TypedValueParser<Value = Kernels> {
@@ -89,6 +90,14 @@ pub fn id(text: &str) -> Result<i64, String> {
 pub fn chunk(text: &str) -> Result<usize, String> {
     let number = text.parse::<usize>().map_err(|_| "expected a power of two from 512 to 65536".to_owned())?;
     vocabfuse::codegen::spec::check_chunk(number).map_err(|e| e.to_string())
+}
+
+/// A GPU that kernels can be compiled for.
+pub fn architecture(text: &str) -> Result<Architecture, String> {
+    Architecture::parse(text).ok_or_else(|| {
+        let names: Vec<String> = Architecture::ALL.iter().map(|a| a.name()).collect();
+        format!("expected one of {}", names.join(", "))
+    })
 }
 
 /// A finite number for which `valid` holds.

@@ -168,7 +168,11 @@ impl VocabularyLayer for Fused {
         let of_ranks = each(work, |rank, (tickets, dw): (Vec<WeightGrad<'_>>, &mut [f32])| {
             let mut filtered = Filtered::default();
             for ticket in tickets {
-                filtered += self.layers[rank].t_pass(ticket, Gradients { dw: &mut *dw, dbias: None }, Upstream::One)?;
+                filtered += self.layers[rank].t_pass(
+                    ticket,
+                    Gradients { dw: (&mut *dw).into(), dbias: None },
+                    Upstream::One,
+                )?;
             }
             Ok::<_, Error>(filtered)
         })?;

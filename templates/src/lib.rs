@@ -28,6 +28,7 @@ templates! {
     "cpu/vectors_avx512.rs.in",
     "cpu/pairs.rs.in",
     "cpu/common.rs.in",
+    "cpu/elementary.rs.in",
     "cpu/filter.rs.in",
     "cpu/matmul.rs.in",
     "cpu/pack_tokens.rs.in",
@@ -82,4 +83,6 @@ templates! {
     "cuda/sm80/finish.cu.in",
     "cuda/sm80/gather_rows.cu.in",
     "cuda/sm80/scatter_add.cu.in",
+    "cuda/sm80/select_tokens.cu.in",
+    "cuda/sm80/reduce_loss.cu.in",
 }

@@ -157,7 +157,8 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
         let partial = layer.s_pass(batch, shard)?;
         let kernels = partial.kernels();
         let done = partial.start_combine(&comm)?.wait()?;
-        let filtered = [done.filtered, layer.t_pass(done.weight_grad, Gradients { dw, dbias }, Upstream::One)?];
+        let filtered =
+            [done.filtered, layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias }, Upstream::One)?];
         let (loss, lse, dx, argmax) = (done.loss, done.lse, done.dx, done.argmax.unwrap_or_default());
         Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels, argmax, filtered))
     })?;

@@ -28,7 +28,7 @@ fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Resul
 }
 
 /// Installs what the tests need below `target/`: libraries that are proprietary and so not part of the project.
-fn install() -> Result<()> {
+pub fn install() -> Result<()> {
     let folder = root().join("target").join("nvrtc");
     let (stamp, wanted) = (folder.join("version"), WHEELS.join(" "));
     if std::fs::read_to_string(&stamp).is_ok_and(|version| version == wanted) {
@@ -46,6 +46,8 @@ pub fn test() -> Result<()> {
     let features = "vocabfuse-codegen/nvrtc";
     run("cargo", &["test", "--workspace", "--all-targets", "--features", features], &[])?;
     run("cargo", &["test", "--workspace", "--doc", "--features", features], &[])?;
+    let embedded = ["test", "--package", "vocabfuse-kernels", "--features", "cubins", "--test", "cubins"];
+    run("cargo", &embedded, &[("VOCABFUSE_CUBINS", "sm_80")])?;
     run("cargo", &["run", "--package", "custom-kernels"], &[])
 }
 

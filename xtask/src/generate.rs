@@ -1,8 +1,14 @@
 //! Keeps kernels-gen in step with the generator.
 
-use anyhow::{Context, Result};
+use crate::check::install;
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use vocabfuse_codegen::builder::MANIFEST;
+use vocabfuse_codegen::compile::measure::{Bench, DEFAULT_ARCHITECTURES};
+use vocabfuse_codegen::compile::occupancy::Architecture;
+use vocabfuse_codegen::compile::tools;
+use vocabfuse_codegen::manifest::Manifest;
 use vocabfuse_codegen::{Builder, Target};
 
 fn folder(within: &str) -> PathBuf {
@@ -24,12 +30,28 @@ fn replace(files: &BTreeMap<String, String>, root: &Path, folders: &[&str]) -> R
     Ok(())
 }
 
-/// Replaces all generated files: Rust kernels under `src`, CUDA texts beside it.
+/// Replaces all generated files: Rust kernels under `src`, CUDA texts beside it, with a manifest of what NVRTC made of
+/// them. Only texts that changed are compiled.
 pub fn write() -> Result<()> {
-    let (cpu, cuda) = (Builder::checked_in()?.files()?, Builder::cuda().files()?);
+    let (cpu, mut cuda) = (Builder::checked_in()?.files()?, Builder::cuda().files()?);
+    cuda.insert(MANIFEST.to_owned(), manifest()?.to_json());
     let targets: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
     replace(&cpu, &folder("src"), &targets)?;
     replace(&cuda, &folder(""), &["cuda"])?;
     println!("{} files", cpu.len() + cuda.len());
     Ok(())
+}
+
+fn manifest() -> Result<Manifest> {
+    let builder = Builder::cuda();
+    // One that cannot be read has nothing to reuse.
+    let old = std::fs::read_to_string(folder(MANIFEST)).unwrap_or_default();
+    let known = Manifest::parse(&old).unwrap_or_else(|_| Manifest::new(vec![]));
+    let architectures = DEFAULT_ARCHITECTURES.iter().filter_map(|name| Architecture::parse(name));
+    let mut manifest = Manifest::new(builder.entries()?);
+    install()?;
+    let bench = Bench::new()?;
+    ensure!(bench.disassembles(), "nvdisasm was not found; {}", tools::INSTALL);
+    bench.complete(&mut manifest, &builder.generate()?, &architectures.collect::<Vec<_>>(), &known)?;
+    Ok(manifest)
 }

@@ -87,5 +87,6 @@ pub fn check(entry: &Entry, architecture: Architecture, log: &str) -> Result<Res
         static_shared: found.static_shared,
         blocks,
         warps,
+        main_loop: None,
     })
 }

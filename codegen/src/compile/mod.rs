@@ -1,10 +1,13 @@
 //! CUDA text to PTX and cubin, with gates on what the compiler made of it.
 //!
-//! [`log`] reads the assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts
-//! instructions of a disassembled cubin and [`roofline`] the time they allow. Only the module `nvrtc` (feature `nvrtc`) touches
-//! a library.
+//! [`artifact`] is what a compiled kernel is kept as. [`log`] reads the assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts
+//! instructions of a disassembled cubin and [`roofline`] the time they allow. With the feature `nvrtc`, the module `nvrtc`
+//! loads the compiler, `tools` runs the disassembler, and `measure` puts what both tell of a kernel together.
 
+pub mod artifact;
 pub mod log;
+#[cfg(feature = "nvrtc")]
+pub mod measure;
 #[cfg(feature = "nvrtc")]
 pub mod nvrtc;
 pub mod occupancy;
@@ -12,6 +15,8 @@ pub mod roofline;
 pub mod sass;
 #[cfg(feature = "nvrtc")]
 pub mod tools;
+
+use occupancy::Architecture;
 
 /// Why a kernel was not compiled, or why its result is refused.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +56,25 @@ pub enum CompileError {
         /// What went wrong.
         message: String,
     },
+}
+
+/// What a kernel is compiled to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// PTX text.
+    Ptx,
+    /// Machine code of one architecture.
+    Cubin,
+}
+
+/// All options that kernels are compiled with. The assembler reports what it made of them.
+pub fn options(form: Form, on: Architecture) -> Vec<String> {
+    let architecture = match form {
+        Form::Ptx => on.name().replacen("sm_", "compute_", 1),
+        Form::Cubin => on.name(),
+    };
+    let fixed = ["--std=c++17", "-w", "-Xptxas", "-v"].map(str::to_owned);
+    std::iter::once(format!("--gpu-architecture={architecture}")).chain(fixed).collect()
 }
 
 /// The package that brings NVRTC.

@@ -1,11 +1,12 @@
 //! NVRTC, loaded at run time.
 //!
-//! The library is looked for in the folder that `VOCABFUSE_NVRTC` names, then where the system's loader looks, then in
-//! `target/nvrtc` of the workspace or of the current folder.
+//! The library is looked for in the folder that `VOCABFUSE_NVRTC` names, then where the system's loader looks, then, unless
+//! a folder was named, in `target/nvrtc` of the workspace or of the current folder.
 
+use super::artifact::{Artifact, Label};
 use super::occupancy::Architecture;
-use super::{CompileError, VARIABLE, log};
-use crate::manifest::Entry;
+use super::{CompileError, Form, VARIABLE, log, options};
+use crate::manifest::{Entry, Resources, hash};
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -40,52 +41,71 @@ impl Nvrtc {
         LOADED.get_or_init(load).clone().map(|()| Nvrtc(())).map_err(|searched| CompileError::Missing { searched })
     }
 
+    /// The compiler with its exact version, such as `NVRTC 12.9.86`; the library itself tells only the first two numbers.
+    ///
+    /// # Errors
+    /// [`CompileError::Rejected`] if it cannot compile anything.
+    pub fn version(self) -> Result<&'static str, CompileError> {
+        static VERSION: OnceLock<String> = OnceLock::new();
+        if let Some(version) = VERSION.get() {
+            return Ok(version);
+        }
+        // PTX begins with a comment like "// Cuda compilation tools, release 12.9, V12.9.86".
+        let ptx = String::from_utf8_lossy(&self.ptx("version", "", Architecture::ALL[0])?.code).into_owned();
+        let tools = ptx.lines().find_map(|line| line.rsplit_once(", V"));
+        let version = tools.map_or_else(|| ptx.lines().next().unwrap_or_default(), |(_, version)| version);
+        Ok(VERSION.get_or_init(|| format!("NVRTC {}", version.trim())))
+    }
+
     /// Compiles to PTX, with the version of the architecture as target.
     ///
     /// # Errors
     /// [`CompileError::Rejected`] with the compiler's log.
-    pub fn ptx(self, kernel: &str, text: &str, architecture: Architecture) -> Result<Compiled, CompileError> {
-        let name = format!("compute_{}", architecture.name().trim_start_matches("sm_"));
-        compile(kernel, text, &name, |program| {
-            let mut size = 0;
-            // SAFETY: the program is alive, and the pointer leads to a size.
-            unsafe { sys::nvrtcGetPTXSize(program, &raw mut size) }.result()?;
-            let mut code = vec![0u8; size];
-            // SAFETY: the buffer has the size asked for.
-            unsafe { sys::nvrtcGetPTX(program, code.as_mut_ptr().cast()) }.result()?;
-            // The text ends with a zero byte.
-            code.pop();
-            Ok(code)
-        })
+    pub fn ptx(self, kernel: &str, text: &str, on: Architecture) -> Result<Compiled, CompileError> {
+        compile(kernel, text, Form::Ptx, on)
     }
 
     /// Compiles to a cubin. Only this runs the assembler, which also checks what PTX leaves open.
     ///
     /// # Errors
     /// [`CompileError::Rejected`] with the compiler's log.
-    pub fn cubin(self, kernel: &str, text: &str, architecture: Architecture) -> Result<Compiled, CompileError> {
-        compile(kernel, text, &architecture.name(), |program| {
-            let mut size = 0;
-            // SAFETY: the program is alive, and the pointer leads to a size.
-            unsafe { sys::nvrtcGetCUBINSize(program, &raw mut size) }.result()?;
-            let mut code = vec![0u8; size];
-            // SAFETY: the buffer has the size asked for.
-            unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
-            Ok(code)
-        })
+    pub fn cubin(self, kernel: &str, text: &str, on: Architecture) -> Result<Compiled, CompileError> {
+        compile(kernel, text, Form::Cubin, on)
     }
-}
 
-impl Nvrtc {
-    /// Compiles a kernel to a cubin and checks it; the entry comes back with its resources.
+    /// Compiles a kernel to what a cache or a program keeps of it. Cubins are checked.
+    ///
+    /// # Errors
+    /// As [`Nvrtc::checked_cubin`].
+    pub fn artifact(self, entry: &Entry, text: &str, form: Form, on: Architecture) -> Result<Artifact, CompileError> {
+        let code = match form {
+            Form::Ptx => self.ptx(&entry.name, text, on)?.code,
+            Form::Cubin => self.checked_cubin(entry, text, on)?.0,
+        };
+        let label = Label {
+            kernel: entry.name.clone(),
+            abi: entry.abi.clone(),
+            text: hash(text.as_bytes()),
+            options: options(form, on),
+            compiler: self.version()?.to_owned(),
+        };
+        Ok(Artifact { label, code })
+    }
+
+    /// Compiles a kernel to a cubin and checks what the assembler reports.
     ///
     /// # Errors
     /// [`CompileError::Rejected`] with the compiler's log, [`CompileError::Refused`] for a spill, a warning of the
     /// assembler, too many registers or too few warps.
-    pub fn checked_cubin(self, entry: &Entry, text: &str, on: Architecture) -> Result<(Vec<u8>, Entry), CompileError> {
+    pub fn checked_cubin(
+        self,
+        entry: &Entry,
+        text: &str,
+        on: Architecture,
+    ) -> Result<(Vec<u8>, Resources), CompileError> {
         let compiled = self.cubin(&entry.name, text, on)?;
         let resources = log::check(entry, on, &compiled.log)?;
-        Ok((compiled.code, Entry { resources: Some(resources), ..entry.clone() }))
+        Ok((compiled.code, resources))
     }
 }
 
@@ -100,6 +120,8 @@ fn load() -> Result<(), String> {
     let present = || unsafe { sys::is_culib_present() };
     if !present() {
         searched.push("the system's libraries".to_owned());
+    }
+    if !present() && chosen.is_none() {
         for folder in [Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc"), PathBuf::from("target/nvrtc")] {
             preload(&folder);
         }
@@ -126,31 +148,41 @@ fn preload(folder: &Path) {
     }
 }
 
-type Code = Result<Vec<u8>, result::NvrtcError>;
+// The code of a program that was compiled.
+fn code(program: sys::nvrtcProgram, form: Form) -> Result<Vec<u8>, result::NvrtcError> {
+    let mut size = 0;
+    // SAFETY: the program is alive, the pointer leads to a size, and the buffer has the size asked for.
+    unsafe {
+        match form {
+            Form::Ptx => {
+                sys::nvrtcGetPTXSize(program, &raw mut size).result()?;
+                let mut code = vec![0u8; size];
+                sys::nvrtcGetPTX(program, code.as_mut_ptr().cast()).result()?;
+                // The text ends with a zero byte.
+                code.pop();
+                Ok(code)
+            }
+            Form::Cubin => {
+                sys::nvrtcGetCUBINSize(program, &raw mut size).result()?;
+                let mut code = vec![0u8; size];
+                sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()).result()?;
+                Ok(code)
+            }
+        }
+    }
+}
 
-fn compile(
-    kernel: &str,
-    text: &str,
-    architecture: &str,
-    code: impl Fn(sys::nvrtcProgram) -> Code,
-) -> Result<Compiled, CompileError> {
+fn compile(kernel: &str, text: &str, form: Form, on: Architecture) -> Result<Compiled, CompileError> {
     let rejected = |message: String| CompileError::Rejected { kernel: kernel.to_owned(), message };
     let text = CString::new(text).map_err(|e| rejected(e.to_string()))?;
     let name = CString::new(format!("{kernel}.cu")).map_err(|e| rejected(e.to_string()))?;
     let program = result::create_program(&text, Some(&name)).map_err(|e| rejected(format!("{e:?}")))?;
-    let options = [
-        format!("--gpu-architecture={architecture}"),
-        "--std=c++17".to_owned(),
-        "-w".to_owned(),
-        "-Xptxas".to_owned(),
-        "-v".to_owned(),
-    ];
     // SAFETY: the program was created above and is destroyed below, once.
     let (compiled, log) = unsafe {
-        let compiled = result::compile_program(program, &options);
+        let compiled = result::compile_program(program, &options(form, on));
         let log =
             result::get_program_log(program).map(|log| CStr::from_ptr(log.as_ptr()).to_string_lossy().into_owned());
-        (compiled.and_then(|()| code(program)), log.unwrap_or_default())
+        (compiled.and_then(|()| code(program, form)), log.unwrap_or_default())
     };
     // SAFETY: as above.
     let destroyed = unsafe { result::destroy_program(program) };

@@ -1,8 +1,12 @@
-//! The disassembler, where it is installed: `pip install --target target/nvrtc nvidia-cuda-nvdisasm`.
+//! The disassembler, where it is installed.
 
 use super::{CompileError, VARIABLE};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// How to get it.
+pub const INSTALL: &str = "install it with `pip install --target target/nvrtc nvidia-cuda-nvdisasm==13.5.37`";
 
 // Where a wheel keeps the program below its folder.
 const WITHIN: [&str; 4] = ["nvidia/cu13/bin", "nvidia/cuda_nvdisasm/bin", "bin", ""];
@@ -22,9 +26,15 @@ pub fn nvdisasm() -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`CompileError::Tool`] if the program cannot be run or rejects the cubin.
-pub fn disassemble(program: &Path, cubin: &Path) -> Result<String, CompileError> {
+pub fn disassemble(program: &Path, cubin: &[u8]) -> Result<String, CompileError> {
     let failed = |message: String| CompileError::Tool { tool: program.display().to_string(), message };
-    let output = Command::new(program).arg("-c").arg(cubin).output().map_err(|e| failed(e.to_string()))?;
+    // The program reads files only.
+    let run = || {
+        let mut file = tempfile::NamedTempFile::new()?;
+        file.write_all(cubin)?;
+        Command::new(program).arg("-c").arg(file.path()).output()
+    };
+    let output = run().map_err(|e| failed(e.to_string()))?;
     if !output.status.success() {
         return Err(failed(String::from_utf8_lossy(&output.stderr).into_owned()));
     }

@@ -33,7 +33,8 @@ pub fn entry(spec: &KernelSpec, loss: &Loss) -> Result<Entry, Error> {
         block: plan.threads,
         dynamic_shared: plan.shared,
         plan,
-        resources: None,
+        text: String::new(),
+        resources: vec![],
     })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, SpecError};
 use crate::loss::Loss;
-use crate::manifest::Data::{Element, F32, I32, U8};
+use crate::manifest::Data::{Element, F32, I32, I64, U8};
 use crate::manifest::{Bindings, Type};
 use crate::program::Program;
 use crate::spec::{KernelKind, KernelSpec};
@@ -256,6 +256,35 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
                 ("columns", Int),
                 ("table", Write(F32)),
                 ("table_stride", Long),
+            ],
+            &[],
+        ),
+        KernelKind::SelectTokens => (
+            &[
+                ("targets", Read(I64)),
+                ("upstream", Read(F32)),
+                ("tokens", Int),
+                ("vocab", Long),
+                ("first_class", Long),
+                ("classes", Int),
+                ("ignored", Long),
+                ("divisor", Float),
+                ("rows", Write(I32)),
+                ("local", Write(I32)),
+                ("factors", Write(F32)),
+                ("counts", Write(I32)),
+            ],
+            &[],
+        ),
+        KernelKind::ReduceLoss => (
+            &[
+                ("rows", Read(I32)),
+                ("counts", Read(I32)),
+                ("tokens", Int),
+                ("divisor", Float),
+                ("loss", Write(F32)),
+                ("lse", Write(F32)),
+                ("total", Write(F32)),
             ],
             &[],
         ),

@@ -16,16 +16,12 @@ pub struct Tile {
     pub row_block: usize,
     /// Inner elements that one instruction multiplies in a lane, side by side in packed operands: pairs of bf16, else 1.
     pub inner: usize,
-    /// Inner elements whose operands are to stay in L1.
+    /// Inner elements of one product of a block of tiles, whose operands stay in L1; AMX, others are told.
     pub k_block: usize,
-    /// Vocabulary rows whose packed form is to stay in L2 while a block of panels passes.
+    /// Vocabulary entries that one A += E W runs over: a panel of E stays near.
     pub vocabulary_block: usize,
-    /// Panels that share one read of W in pass S, and in pass T where it recomputes logits.
-    pub panel_block: usize,
     /// Panels whose Q one block of pass T holds: the more, the less often dW is read and written.
-    pub grad_block: usize,
-    /// Vocabulary rows of one task of pass T: their Q for a block of panels stays in L2.
-    pub grad_rows: usize,
+    pub grad_panels: usize,
 }
 
 /// The tile of a CPU target.
@@ -40,11 +36,9 @@ pub fn tile(target: Target) -> Tile {
             rows: 4,
             row_block: 1,
             inner: 1,
-            k_block: 128,
-            vocabulary_block: 128,
-            panel_block: 16,
-            grad_block: 16,
-            grad_rows: 256,
+            k_block: 512,
+            vocabulary_block: 512,
+            grad_panels: 16,
         },
         Target::Avx2 => Tile {
             lanes: 8,
@@ -52,11 +46,9 @@ pub fn tile(target: Target) -> Tile {
             rows: 6,
             row_block: 1,
             inner: 1,
-            k_block: 128,
-            vocabulary_block: 192,
-            panel_block: 16,
-            grad_block: 16,
-            grad_rows: 256,
+            k_block: 512,
+            vocabulary_block: 512,
+            grad_panels: 16,
         },
         Target::Avx512 => Tile {
             lanes: 16,
@@ -64,11 +56,9 @@ pub fn tile(target: Target) -> Tile {
             rows: 14,
             row_block: 1,
             inner: 1,
-            k_block: 128,
-            vocabulary_block: 224,
-            panel_block: 8,
-            grad_block: 16,
-            grad_rows: 256,
+            k_block: 512,
+            vocabulary_block: 512,
+            grad_panels: 16,
         },
         // Packed operands have half the bytes of f32, so that twice the blocks have the same place. With 32 panels dW is
         // read and written once in 1024 tokens.
@@ -79,10 +69,8 @@ pub fn tile(target: Target) -> Tile {
             row_block: 32,
             inner: 2,
             k_block: 512,
-            vocabulary_block: 256,
-            panel_block: 8,
-            grad_block: 32,
-            grad_rows: 256,
+            vocabulary_block: 512,
+            grad_panels: 32,
         },
         // 2 x 2 tiles of 16 x 16; K slices of 512 keep a 32 KB operand slice in L1.
         Target::Amx => Tile {
@@ -93,9 +81,7 @@ pub fn tile(target: Target) -> Tile {
             inner: 2,
             k_block: 512,
             vocabulary_block: 512,
-            panel_block: 32,
-            grad_block: 32,
-            grad_rows: 512,
+            grad_panels: 32,
         },
     }
 }

@@ -85,7 +85,7 @@ fn its_kernels_do_not_spill() {
     for kind in [KernelKind::LogitsSoftmax, KernelKind::LogitsGradient, KernelKind::Merge, KernelKind::Finish] {
         let spec = KernelSpec::new(kind, Target::Sm80, Dtype::Bf16, 8192, &loss.name).unwrap();
         let (entry, text) = (cuda_entry(&spec, &loss).unwrap(), emit(&spec, &loss).unwrap().text);
-        let (_, entry) = nvrtc.checked_cubin(&entry, &text, on).unwrap_or_else(|e| panic!("{e}"));
-        println!("{}: {:?}", entry.name, entry.resources.unwrap());
+        let (_, resources) = nvrtc.checked_cubin(&entry, &text, on).unwrap_or_else(|e| panic!("{e}"));
+        println!("{}: {resources:?}", entry.name);
     }
 }

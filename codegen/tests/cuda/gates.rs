@@ -1,10 +1,12 @@
 //! What the compiler makes of every kernel: resources, and instructions of the main loops.
 
 use std::time::Instant;
+use vocabfuse_codegen::compile::measure::{Bench, DEFAULT_ARCHITECTURES};
 use vocabfuse_codegen::compile::nvrtc::Nvrtc;
 use vocabfuse_codegen::compile::occupancy::Architecture;
-use vocabfuse_codegen::compile::{log, roofline, sass, tools};
+use vocabfuse_codegen::compile::{roofline, tools};
 use vocabfuse_codegen::emit::{cuda_entry, emit};
+use vocabfuse_codegen::manifest::{Manifest, Resources};
 use vocabfuse_codegen::{Builder, Dtype, KernelSpec, Precision, Target, cross_entropy};
 
 // The default set, and the forms that are compiled when asked for: all kinds, dtypes and precisions at one chunk, since
@@ -24,65 +26,57 @@ fn specs() -> Vec<KernelSpec> {
     unique
 }
 
+// The manifest that is checked in, unless the package is on its own.
+fn checked_in() -> Option<Manifest> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels-gen/cuda/manifest.json");
+    std::fs::read_to_string(path).ok().map(|text| Manifest::parse(&text).unwrap())
+}
+
 #[test]
-fn every_kernel_compiles_without_a_spill() {
-    let loss = cross_entropy().unwrap();
-    let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
-    let disassembler = tools::nvdisasm();
-    let folder = std::env::temp_dir().join(format!("vocabfuse-gates-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let on = Architecture::parse("sm_80").unwrap();
-    for spec in specs() {
-        let (kernel, entry) = (emit(&spec, &loss).unwrap(), cuda_entry(&spec, &loss).unwrap());
-        let start = Instant::now();
-        let compiled = nvrtc.cubin(&kernel.name, &kernel.text, on).unwrap_or_else(|e| panic!("{e}"));
-        let seconds = start.elapsed().as_secs_f64();
-        let resources = log::check(&entry, on, &compiled.log).unwrap_or_else(|e| panic!("{e}"));
-        print!(
-            "{:72} {:3} registers, {:6} B shared, {:2} warps, {seconds:.2} s",
-            kernel.name,
-            resources.registers,
-            resources.static_shared as usize + entry.dynamic_shared,
-            resources.warps
-        );
-        if let Some(program) = &disassembler {
-            let cubin = folder.join("kernel.cubin");
-            std::fs::write(&cubin, &compiled.code).unwrap();
-            let listing = sass::count(&tools::disassemble(program, &cubin).unwrap_or_else(|e| panic!("{e}")));
-            sass::check(&entry, "sm_80", &listing).unwrap_or_else(|e| panic!("{e}"));
-            if spec.kernel.is_product() {
-                let inner = listing.main_loop;
-                print!(
-                    ", {:.2} instructions a product ({} HMMA, {} LDSM, {} LDGSTS)",
-                    inner.per_product(),
-                    inner.products,
-                    inner.matrix_loads,
-                    inner.copies
-                );
+fn every_kernel_compiles_within_its_limits() {
+    let (loss, manifest) = (cross_entropy().unwrap(), checked_in());
+    let bench = Bench::new().unwrap_or_else(|e| panic!("{e}"));
+    assert!(bench.disassembles(), "nvdisasm was not found; {}", tools::INSTALL);
+    for on in DEFAULT_ARCHITECTURES.map(|name| Architecture::parse(name).unwrap()) {
+        for spec in specs() {
+            let (kernel, entry) = (emit(&spec, &loss).unwrap(), cuda_entry(&spec, &loss).unwrap());
+            let start = Instant::now();
+            // Refuses spills, too few warps, and main loops of other instructions than those of tensor cores.
+            let (_, resources) = bench.measure(&entry, &kernel.text, on).unwrap_or_else(|e| panic!("{e}"));
+            let seconds = start.elapsed().as_secs_f64();
+            let Resources { registers, static_shared, warps, main_loop, .. } = resources;
+            let (shared, on) = (static_shared as usize + entry.dynamic_shared, on.name());
+            println!(
+                "{:76} {on} {registers:3} registers, {shared:6} B shared, {warps:2} warps, {seconds:.2} s",
+                kernel.name
+            );
+            if let Some(inner) = main_loop {
+                println!("    {:.2} instructions a product, {inner:?}", inner.per_product());
                 if spec.dtype != Dtype::F32 && !spec.narrow {
                     // A scheduler issues eight instructions while its tensor core computes one product.
                     assert!(inner.per_product() < 3.0, "{}: {inner:?}", kernel.name);
                 }
             }
+            if let Some(known) = manifest.as_ref().and_then(|m| m.find(&entry.name)) {
+                let name = &entry.name;
+                assert!(known.resources.contains(&resources), "{name}: {resources:?}; run `cargo xtask generate`");
+            }
         }
-        println!();
     }
-    std::fs::remove_dir_all(&folder).unwrap();
-    assert!(disassembler.is_some(), "nvdisasm was not found; pip install --target target/nvrtc nvidia-cuda-nvdisasm");
 }
 
 #[test]
 fn other_architectures_compile_too() {
     let loss = cross_entropy().unwrap();
-    let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
-    for on in Architecture::ALL.iter().filter(|a| a.number > 80) {
+    let bench = Bench::new().unwrap_or_else(|e| panic!("{e}"));
+    let others = Architecture::ALL.iter().filter(|a| !DEFAULT_ARCHITECTURES.contains(&a.name().as_str()));
+    for on in others {
         let kernels = Builder::cuda().dtypes(&[Dtype::Bf16]).chunks(&[8192]).generate().unwrap();
         for kernel in
             kernels.into_iter().filter(|k| k.name.starts_with("logits_softmax") || k.name.starts_with("weight_grad"))
         {
-            let compiled = nvrtc.cubin(&kernel.name, &kernel.text, *on).unwrap_or_else(|e| panic!("{e}"));
             let entry = cuda_entry(&kernel.spec, &loss).unwrap();
-            let resources = log::check(&entry, *on, &compiled.log).unwrap_or_else(|e| panic!("{e}"));
+            let (_, resources) = bench.measure(&entry, &kernel.text, *on).unwrap_or_else(|e| panic!("{e}"));
             println!("{} {}: {} registers, {} warps", kernel.name, on.name(), resources.registers, resources.warps);
         }
     }

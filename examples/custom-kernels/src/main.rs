@@ -35,7 +35,7 @@ fn loss(cpu: &Cpu, chunk: usize) -> Result<(f32, Vec<f32>), Error> {
     println!("{}", partial.kernels().join("\n"));
     let done = partial.start_combine(&ranks[0])?.wait()?;
     let mut dw = vec![0.0; vocab * hidden];
-    layer.t_pass(done.weight_grad, Gradients { dw: &mut dw, dbias: None }, Upstream::One)?;
+    layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
     Ok((done.loss[0], dw))
 }
 

@@ -2,11 +2,13 @@
 //!
 //! A tile is `[column][token of a panel]` f32; tiles of consecutive panels lie `stride` elements apart.
 
-use super::Inputs;
+use super::{Blocking, Inputs};
 
 /// Raw dot products of some panels and the rows of one packed chunk of W.
 #[derive(Clone, Copy, Debug)]
 pub struct RawLogits {
+    /// Sizes of blocks.
+    pub blocking: Blocking,
     /// H.
     pub hidden: usize,
     /// Rows of the chunk that exist.
@@ -15,7 +17,7 @@ pub struct RawLogits {
     pub allocated_rows: usize,
     /// First panel of tokens.
     pub first_panel: usize,
-    /// Number of panels, at most [`super::Geometry::panel_block`].
+    /// Number of panels, at most [`Blocking::panels`].
     pub panels: usize,
     /// X from `pack_tokens`, all panels.
     pub x: *const u8,
@@ -132,7 +134,7 @@ pub struct InputGrad {
     pub allocated_rows: usize,
     /// First panel of tokens.
     pub first_panel: usize,
-    /// Number of panels, at most [`super::Geometry::panel_block`].
+    /// Number of panels, at most [`Blocking::panels`].
     pub panels: usize,
     /// Q: tile of the first panel.
     pub q: *const f32,
@@ -149,11 +151,13 @@ pub struct InputGrad {
 /// dW += Qᵀ X for some columns of the tiles, and the sums of these columns.
 #[derive(Clone, Copy, Debug)]
 pub struct VocabularyGrad {
+    /// Sizes of blocks; `columns` is at most its `grad_rows`.
+    pub blocking: Blocking,
     /// H.
     pub hidden: usize,
     /// First column within the tiles.
     pub first_column: usize,
-    /// Number of columns, at most [`super::Geometry::grad_rows`].
+    /// Number of columns.
     pub columns: usize,
     /// Panels of tokens: all.
     pub panels: usize,

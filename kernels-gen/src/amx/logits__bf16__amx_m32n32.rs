@@ -10,7 +10,7 @@ use vocabfuse_kernels::abi::*;
 unsafe fn kernel(args: &RawLogits) {
     let hidden = padded(args.hidden);
     let strips = hidden / PANEL;
-    let resident = resident_blocks(strips) * PANEL;
+    let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
     // SAFETY: the caller states the extents of all buffers; this call owns its tiles, which have room for whole blocks of
     // rows. Whoever picks this kernel has made sure that the process may use tiles.
     unsafe {

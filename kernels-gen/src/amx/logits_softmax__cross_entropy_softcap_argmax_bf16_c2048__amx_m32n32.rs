@@ -23,8 +23,9 @@ unsafe fn kernel(args: &LogitsSoftmax) {
         let tile = args.scratch.cast::<f32>();
         let e = args.scratch.add(LOGITS_BYTES).cast::<u16>();
         let _tiles = Tiles::configure();
-        for first in (args.first_panel..end).step_by(PANEL_BLOCK) {
-            let panels = PANEL_BLOCK.min(end - first);
+        let block = args.blocking.panels.min(args.panels);
+        for first in (args.first_panel..end).step_by(block) {
+            let panels = block.min(end - first);
             for start in (0..args.columns).step_by(VOCABULARY_BLOCK) {
                 match args.stages {
                     Stages::Statistics => probabilities(args, first, panels, start, tile, std::ptr::null_mut()),
@@ -36,7 +37,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     }
                 }
                 if args.stages != Stages::Statistics {
-                    let keep = e.add(PANEL_BLOCK.min(args.panels) * E_PANEL).cast::<u8>();
+                    let keep = e.add(block * E_PANEL).cast::<u8>();
                     let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
                     if !keep.is_null() {
                         for panel in 0..panels {
@@ -76,7 +77,7 @@ unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start
     let hidden = padded(args.hidden);
     let strips = hidden / PANEL;
     let end = args.columns.min(start + VOCABULARY_BLOCK);
-    let resident = resident_blocks(strips) * PANEL;
+    let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
     for row in (start..end).step_by(resident) {
         for panel in 0..panels {
             let next = if panel + 1 < panels { panel + 1 } else { 0 };

@@ -6,7 +6,7 @@ use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
 /// Rows of W as left operand of both products of pass S, one after the other in the packed buffer:
-/// W for the logits, blocks `[row / 32][h / 32]`, and its transpose for A += E W, blocks `[h / 32][row / 32]`.
+/// W for the logits, blocks `[row / 32][h / 32]`, and, if wanted, its transpose for A += E W, blocks `[h / 32][row / 32]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackVocabulary) {
     let w = args.w.cast::<u16>();
@@ -16,7 +16,7 @@ unsafe fn kernel(args: &PackVocabulary) {
     // SAFETY: the caller states the extents of W and of the packed buffer. A row that does not exist is loaded with
     // width 0, which touches nothing.
     unsafe {
-        let transposed = plain.add(args.allocated_rows * strips * PANEL);
+        let transposed = plain.wrapping_add(args.allocated_rows * strips * PANEL);
         for block in args.first_row / PANEL..args.end_row.div_ceil(PANEL) {
             for row in 0..PANEL {
                 let exists = block * PANEL + row < args.rows;
@@ -29,7 +29,7 @@ unsafe fn kernel(args: &PackVocabulary) {
                     store_words(plain.add((block * strips + strip) * BLOCK + row * PANEL), words);
                 }
             }
-            for strip in 0..strips {
+            for strip in 0..if args.transpose { strips } else { 0 } {
                 let from = plain.add((block * strips + strip) * BLOCK);
                 let to = transposed.add((strip * blocks + block) * BLOCK);
                 transpose_half::<0>(from, to);

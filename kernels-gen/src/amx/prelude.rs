@@ -35,6 +35,13 @@ pub type M = __mmask16;
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn horizontal_sum(a: V) -> f32 { _mm512_reduce_add_ps(a) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn prefetch(p: *const f32) { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
 
+/// The nearest integer, an even one of two.
+#[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn round_even(a: V) -> V { _mm512_roundscale_ps::<8>(a) }
+/// a 2^n for an integer n.
+#[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn scale_by_power(a: V, n: V) -> V { _mm512_scalef_ps(a, n) }
+/// Mantissa in [1, 2) and exponent of a positive number.
+#[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn split(a: V) -> (V, V) { (_mm512_getmant_ps::<0, 0>(a), _mm512_getexp_ps(a)) }
+
 /// 2^a, within 1.5 ulp; subnormal results are kept, NaN stays NaN.
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub fn exp2(a: V) -> V {
@@ -89,10 +96,6 @@ pub const LANES: usize = 16;
 pub const PANEL: usize = 32;
 /// Rows of the register tile.
 pub const ROWS: usize = 32;
-/// Panels that share one pass over W.
-pub const PANEL_BLOCK: usize = 32;
-/// Panels whose Q one block of pass T holds.
-pub const GRAD_BLOCK: usize = 32;
 
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).
@@ -111,15 +114,6 @@ pub fn lanes(a: V) -> [f32; LANES] {
     // SAFETY: a vector is exactly its lanes.
     unsafe { std::mem::transmute(a) }
 }
-#[inline] fn map(a: V, f: impl Fn(f32) -> f32) -> V {
-    // SAFETY: as above.
-    unsafe { std::mem::transmute::<[f32; LANES], V>(lanes(a).map(f)) }
-}
-// Rare operations, once a token: one lane at a time.
-#[inline] pub fn exp(a: V) -> V { map(a, f32::exp) }
-#[inline] pub fn ln(a: V) -> V { map(a, f32::ln) }
-#[inline] pub fn ln_1p(a: V) -> V { map(a, f32::ln_1p) }
-#[inline] pub fn tanh(a: V) -> V { map(a, f32::tanh) }
 
 /// Operations on values that are the same for a whole vector.
 pub mod scalar_ops {
@@ -182,11 +176,99 @@ pub fn random_numbers(first: VI, second: VI, id: u32) -> V {
 
 /// H padded to whole strips.
 #[inline] pub const fn padded(hidden: usize) -> usize { hidden.next_multiple_of(PANEL) }
+// Elementary functions on vectors. Errors, over all f32 for exp and over a dense sample of them for the others, are at most
+// 1 ulp for exp and ln, 1.5 ulp for ln_1p and tanh. Special values are those of the standard library.
+
+/// (e^f - 1 - f) / f^2 on [-ln 2 / 2, ln 2 / 2]; e^f has a relative error of 5e-11.
+const EXP: [f32; 6] = [0.5, 0.166_666_66, 0.041_666_295, 0.008_333_497, 0.001_394_465_9, 0.000_197_903_41];
+/// (ln(1 + r) - r + r^2 / 2) / r^3 for 1 + r in [sqrt(1/2), sqrt(2)]; ln(1 + r) has a relative error of 8e-10.
+const LN: [f32; 9] = [
+    0.333_333_13, -0.250_000_09, 0.200_021_21, -0.166_679_96, 0.142_195_19, -0.124_055_44, 0.118_883_78, -0.116_760_515,
+    0.067_466_356,
+];
+/// (tanh(x) - x) / x^3 in powers of x^2 for |x| < 0.6; tanh(x) has a relative error of 1e-10.
+const TANH: [f32; 6] = [-0.333_333_3, 0.133_332_46, -0.053_952_17, 0.021_732_721, -0.008_262_745, 0.002_226_974_6];
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn polynomial(coefficients: &[f32], x: V) -> V {
+    let mut sum = splat(coefficients[coefficients.len() - 1]);
+    for coefficient in coefficients[..coefficients.len() - 1].iter().rev() {
+        sum = mul_add(sum, x, splat(*coefficient));
+    }
+    sum
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn magnitude_of(a: V) -> V {
+    larger(a, neg(a))
+}
+
+/// e^a; subnormal results are kept, NaN stays NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn exp(a: V) -> V {
+    // Beyond these bounds the result is 0 or infinite.
+    let a = minimum(maximum(a, splat(-104.0)), splat(89.0));
+    let n = round_even(mul(a, splat(LOG2_E)));
+    // The first product is exact.
+    let f = sub(sub(a, mul(n, splat(LN_2_HIGH))), mul(n, splat(LN_2_LOW)));
+    let above_one = mul_add(mul(f, f), polynomial(&EXP, f), f);
+    scale_by_power(add(above_one, splat(1.0)), n)
+}
+
+/// Natural logarithm.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn ln(a: V) -> V {
+    let (mantissa, exponent) = split(a);
+    let large = lt(splat(std::f32::consts::SQRT_2), mantissa);
+    let mantissa = select(large, mul(mantissa, splat(0.5)), mantissa);
+    let exponent = select(large, add(exponent, splat(1.0)), exponent);
+    let r = sub(mantissa, splat(1.0));
+    let square = mul(r, r);
+    let tail = mul_add(exponent, splat(LN_2_LOW), mul(mul(square, r), polynomial(&LN, r)));
+    let low = add(r, mul_add(square, splat(-0.5), tail));
+    let value = mul_add(exponent, splat(LN_2_HIGH), low);
+    // Infinity and NaN are their own logarithms.
+    let value = select(lt(a, splat(f32::INFINITY)), value, a);
+    let value = select(lt(a, splat(0.0)), splat(f32::NAN), value);
+    select(eq(a, splat(0.0)), splat(f32::NEG_INFINITY), value)
+}
+
+/// ln(1 + a), also where 1 + a is 1.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn ln_1p(a: V) -> V {
+    let sum = add(splat(1.0), a);
+    // What the sum lost, to first order.
+    let lost = div(sub(a, sub(sum, splat(1.0))), sum);
+    let inside = select(lt(splat(0.0), sum), select(lt(sum, splat(f32::INFINITY)), lost, splat(0.0)), splat(0.0));
+    select(eq(sum, splat(1.0)), a, add(ln(sum), inside))
+}
+
+/// Hyperbolic tangent.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn tanh(a: V) -> V {
+    let size = magnitude_of(a);
+    let square = mul(a, a);
+    let near = mul_add(mul(square, a), polynomial(&TANH, square), a);
+    // 1 - tanh(9.1) is less than half of the last place of 1.
+    let e = exp(mul(minimum(size, splat(9.1)), splat(2.0)));
+    let far = sub(splat(1.0), div(splat(2.0), add(e, splat(1.0))));
+    let far = select(lt(a, splat(0.0)), neg(far), far);
+    // A zero keeps its sign.
+    select(eq(a, splat(0.0)), a, select(lt(size, splat(0.6)), near, far))
+}
 // The gradient filter: a tile of PANEL tokens by PANEL vocabulary entries whose values are all within their token's
 // limit takes no part in a product. Flags of tiles are bytes, 1 to keep.
 
+use vocabfuse_kernels::abi::MOST_GRAD_PANELS;
+
 /// Most strips of the inner dimension in one product of a tile that can be filtered.
-const MOST_STRIPS: usize = 32;
+const MOST_STRIPS: usize = if 512 / PANEL > MOST_GRAD_PANELS { 512 / PANEL } else { MOST_GRAD_PANELS };
 
 /// Strips of the inner dimension that take part in a product.
 pub struct Strips {
@@ -351,15 +433,6 @@ pub const SLICE: usize = 16;
 pub const VOCABULARY_BLOCK: usize = 512;
 /// Blocks of H whose operand stays in L2 while panels or rows pass.
 pub const HIDDEN_BLOCKS: usize = 16;
-/// Bytes of an operand that stay in L2 beside the streams; twice as many do not.
-const RESIDENT: usize = 1 << 20;
-
-/// Blocks of vocabulary rows whose left operand of the logits product stays in L2 while panels pass.
-#[inline]
-pub fn resident_blocks(strips: usize) -> usize {
-    (RESIDENT / (strips.max(1) * BLOCK * 2)).clamp(1, VOCABULARY_BLOCK / PANEL)
-}
-
 /// The steps of a product for which `kept` holds, cut into ranges of at most `SLICE` of nearly equal size.
 #[inline]
 pub fn runs(steps: usize, kept: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
@@ -632,6 +705,8 @@ pub unsafe fn logits(p: &Logits, mut done: impl FnMut(usize, *const f32)) {
     done(p.blocks - 1, p.out.wrapping_add((p.blocks - 1) * BLOCK));
 }
 
+use vocabfuse_kernels::abi::Blocking;
+
 /// Elements of E of one panel over the columns that one A += E W runs over.
 pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL;
 /// Bytes of the logits of one panel.
@@ -640,23 +715,25 @@ pub const LOGITS_BYTES: usize = VOCABULARY_BLOCK * PANEL * 4;
 pub const FLAGS: usize = VOCABULARY_BLOCK / PANEL;
 
 // Logits of the panel at work, E of all panels, flags of tiles.
-fn softmax_scratch(_chunk: usize, _hidden: usize, panels: usize) -> usize {
-    LOGITS_BYTES + PANEL_BLOCK.min(panels) * (E_PANEL * 2 + FLAGS)
+fn softmax_scratch(_chunk: usize, panels: usize) -> usize {
+    LOGITS_BYTES + panels * (E_PANEL * 2 + FLAGS)
 }
 
 // Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums of columns, flags of tiles.
-fn grad_scratch(rows: usize, _hidden: usize) -> usize {
-    let rows = rows.next_multiple_of(PANEL);
-    LOGITS_BYTES + rows * PANEL_BLOCK * PANEL * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * PANEL_BLOCK
+fn grad_scratch(blocking: &Blocking) -> usize {
+    let (rows, panels) = (blocking.grad_rows, blocking.grad_panels);
+    LOGITS_BYTES + rows * panels * PANEL * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
     panel: PANEL,
     row_block: 32,
-    packed_token: 2,
-    packed_vocabulary: 4,
-    panel_block: PANEL_BLOCK,
-    grad_rows: 512,
+    packed: 2,
+    packed_transpose: 2,
+    e_columns: VOCABULARY_BLOCK,
+    e_bytes: 2,
+    slices_inner: false,
+    grad_panels: 32,
     softmax_scratch,
     grad_scratch,
 };

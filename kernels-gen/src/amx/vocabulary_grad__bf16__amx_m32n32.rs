@@ -22,10 +22,10 @@ unsafe fn kernel(args: &VocabularyGrad) {
         // Left operand of the product, blocks `[row / 32][panel]`. Rows that do not exist are left as they are: they would
         // become rows of dW that nobody stores.
         let q = args.scratch.cast::<u16>();
-        let c = q.add(blocks * PANEL_BLOCK * BLOCK).cast::<f32>();
+        let c = q.add(blocks * args.blocking.grad_panels * BLOCK).cast::<f32>();
         let _tiles = Tiles::configure();
-        for first in (0..args.panels).step_by(PANEL_BLOCK) {
-            let panels = PANEL_BLOCK.min(args.panels - first);
+        for first in (0..args.panels).step_by(args.blocking.grad_panels) {
+            let panels = args.blocking.grad_panels.min(args.panels - first);
             for panel in 0..panels {
                 let tile = from.add((first + panel) * args.stride);
                 for row in 0..args.columns {

@@ -16,7 +16,7 @@ unsafe fn kernel(args: &WeightGrad) {
         let tile = args.scratch.cast::<f32>();
         // Left operand of the product, blocks `[row / 32][panel]`.
         let q = args.scratch.add(LOGITS_BYTES).cast::<u16>();
-        let c = q.add(blocks * PANEL_BLOCK * BLOCK).cast::<f32>();
+        let c = q.add(blocks * args.blocking.grad_panels * BLOCK).cast::<f32>();
         // One vector of partial sums a row: the lanes are added up once, at the end.
         let column_sums = c.add(HIDDEN_BLOCKS * BLOCK);
         let wanted = column_gradient(args);
@@ -27,8 +27,8 @@ unsafe fn kernel(args: &WeightGrad) {
         let keep = column_sums.add(blocks * PANEL * LANES).cast::<u8>();
         let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
         let _tiles = Tiles::configure();
-        for first in (0..args.panels).step_by(PANEL_BLOCK) {
-            let panels = PANEL_BLOCK.min(args.panels - first);
+        for first in (0..args.panels).step_by(args.blocking.grad_panels) {
+            let panels = args.blocking.grad_panels.min(args.panels - first);
             derivatives(args, first, panels, tile, q, sums);
             if !keep.is_null() {
                 for (index, keep) in (0..blocks * panels).map(|index| (index, keep.add(index))) {
@@ -68,7 +68,7 @@ fn column_gradient(args: &WeightGrad) -> *mut f32 {
 unsafe fn derivatives(args: &WeightGrad, first: usize, panels: usize, tile: *mut f32, q: *mut u16, sums: *mut f32) {
     let hidden = padded(args.hidden);
     let strips = hidden / PANEL;
-    let resident = resident_blocks(strips) * PANEL;
+    let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
     for start in (0..args.columns).step_by(resident) {
         for panel in 0..panels {
             let next = if panel + 1 < panels { panel + 1 } else { 0 };

@@ -17,7 +17,7 @@ unsafe fn kernel(args: &WeightGrad) {
         let tile = args.scratch.cast::<f32>();
         // Left operand of the product, blocks `[row / 32][panel]`.
         let q = args.scratch.add(LOGITS_BYTES).cast::<u16>();
-        let c = q.add(blocks * PANEL_BLOCK * BLOCK).cast::<f32>();
+        let c = q.add(blocks * args.blocking.grad_panels * BLOCK).cast::<f32>();
         // One vector of partial sums a row: the lanes are added up once, at the end.
         let column_sums = c.add(HIDDEN_BLOCKS * BLOCK);
         let wanted = column_gradient(args);
@@ -28,8 +28,8 @@ unsafe fn kernel(args: &WeightGrad) {
         let keep = column_sums.add(blocks * PANEL * LANES).cast::<u8>();
         let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
         let _tiles = Tiles::configure();
-        for first in (0..args.panels).step_by(PANEL_BLOCK) {
-            let panels = PANEL_BLOCK.min(args.panels - first);
+        for first in (0..args.panels).step_by(args.blocking.grad_panels) {
+            let panels = args.blocking.grad_panels.min(args.panels - first);
             derivatives(args, first, panels, tile, q, sums);
             if !keep.is_null() {
                 for (index, keep) in (0..blocks * panels).map(|index| (index, keep.add(index))) {

@@ -14,7 +14,7 @@ const WINDOW: f32 = 10.0;
 unsafe fn kernel(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
-    let block = softmax_panels(CHUNK);
+    let block = args.blocking.panels.min(args.panels);
     let flags = args.columns.div_ceil(PANEL);
     let filtering = !args.filtered.is_null();
     let end = args.first_panel + args.panels;
@@ -35,6 +35,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     x: args.x.cast::<f32>().add(first * PANEL * hidden),
                     panels,
                     hidden: args.hidden,
+                    blocking: args.blocking,
                     out: tile,
                     out_panel: CHUNK * PANEL,
                 });
@@ -43,7 +44,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 }
             }
             if args.stages != Stages::Statistics {
-                let keep = args.scratch.add(block.min(args.panels) * CHUNK * PANEL * 4);
+                let keep = args.scratch.add(block * CHUNK * PANEL * 4);
                 if filtering {
                     for panel in 0..panels {
                         flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * flags));

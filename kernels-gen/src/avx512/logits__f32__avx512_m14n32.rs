@@ -17,6 +17,7 @@ unsafe fn kernel(args: &RawLogits) {
             x: args.x.cast::<Packed>().add(args.first_panel * DEPTH * padded(args.hidden)),
             panels: args.panels,
             hidden: args.hidden,
+            blocking: args.blocking,
             out: args.out,
             out_panel: args.stride,
         });

@@ -18,8 +18,8 @@ unsafe fn kernel(args: &VocabularyGrad) {
             return;
         }
         let edge = args.scratch.cast::<f32>();
-        for first in (0..args.panels).step_by(GRAD_BLOCK) {
-            let panels = GRAD_BLOCK.min(args.panels - first);
+        for first in (0..args.panels).step_by(args.blocking.grad_panels) {
+            let panels = args.blocking.grad_panels.min(args.panels - first);
             let block = q.add(first * args.stride);
             gradient(&Gradient {
                 q: block,

@@ -12,10 +12,11 @@ unsafe fn kernel(args: &WeightGrad) {
     let q = args.scratch.cast::<Packed>();
     let q_panel = args.columns * DEPTH;
     let flags = args.columns.div_ceil(PANEL);
+    let block = args.blocking.grad_panels;
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
         // One vector of partial sums a row: the lanes are added up once, at the end.
-        let column_sums = q.add(GRAD_BLOCK * q_panel).cast::<f32>();
+        let column_sums = q.add(block * q_panel).cast::<f32>();
         let edge = column_sums.add(args.columns * LANES);
         let keep = edge.add(ROWS * PANEL).cast::<u8>();
         let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
@@ -26,9 +27,9 @@ unsafe fn kernel(args: &WeightGrad) {
         }
         let mut first = 0;
         while first < args.panels {
-            let panels = GRAD_BLOCK.min(args.panels - first);
-            for start in (0..panels).step_by(PANEL_BLOCK) {
-                let count = PANEL_BLOCK.min(panels - start);
+            let panels = block.min(args.panels - first);
+            for start in (0..panels).step_by(args.blocking.panels) {
+                let count = args.blocking.panels.min(panels - start);
                 // Q takes the place of the logits.
                 let tile = q.add(start * q_panel);
                 logits(&Logits {
@@ -38,6 +39,7 @@ unsafe fn kernel(args: &WeightGrad) {
                     x: args.x.cast::<Packed>().add((first + start) * DEPTH * padded(args.hidden)),
                     panels: count,
                     hidden: args.hidden,
+                    blocking: args.blocking,
                     out: tile,
                     out_panel: args.columns * PANEL,
                 });

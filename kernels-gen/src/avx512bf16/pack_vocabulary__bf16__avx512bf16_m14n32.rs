@@ -6,7 +6,7 @@ use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
 /// Rows of W as left operand of both products of pass S, one after the other in the packed buffer: W for the logits,
-/// `[h / PANEL][row][PANEL]`, and its transpose for A += E W, `[row / PANEL][h][PANEL]`, both bf16.
+/// `[h / PANEL][row][PANEL]`, and, if wanted, its transpose for A += E W, `[row / PANEL][h][PANEL]`, both bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackVocabulary) {
     let w = args.w.cast::<u16>();
@@ -15,7 +15,7 @@ unsafe fn kernel(args: &PackVocabulary) {
     // SAFETY: the caller states the extents of W and of the packed buffer. A row that does not exist is loaded with
     // width 0, which touches nothing.
     unsafe {
-        let transposed = plain.add(args.allocated_rows * hidden);
+        let transposed = plain.wrapping_add(args.allocated_rows * hidden);
         for first in (args.first_row..args.end_row).step_by(PANEL) {
             for strip in 0..hidden / PANEL {
                 let to = plain.add((strip * args.allocated_rows + first) * PANEL);
@@ -27,9 +27,11 @@ unsafe fn kernel(args: &PackVocabulary) {
                     prefetch(source.wrapping_add((strip + 4) * PANEL).cast());
                     store_words(to.add(row * PANEL), load_some_words(source.wrapping_add(strip * PANEL), width));
                 }
-                let transposed = transposed.add(first * hidden + strip * PANEL * PANEL);
-                transpose_half::<0>(to, transposed);
-                transpose_half::<1>(to, transposed.add(PANEL * PANEL / 2));
+                if args.transpose {
+                    let transposed = transposed.add(first * hidden + strip * PANEL * PANEL);
+                    transpose_half::<0>(to, transposed);
+                    transpose_half::<1>(to, transposed.add(PANEL * PANEL / 2));
+                }
             }
         }
     }

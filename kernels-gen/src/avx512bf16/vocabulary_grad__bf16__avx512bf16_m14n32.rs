@@ -18,9 +18,9 @@ unsafe fn kernel(args: &VocabularyGrad) {
             return;
         }
         let rounded = args.scratch.cast::<u16>();
-        let edge = args.scratch.cast::<f32>().add(GRAD_BLOCK * args.columns * DEPTH);
-        for first in (0..args.panels).step_by(GRAD_BLOCK) {
-            let panels = GRAD_BLOCK.min(args.panels - first);
+        let edge = args.scratch.cast::<f32>().add(args.blocking.grad_panels * args.columns * DEPTH);
+        for first in (0..args.panels).step_by(args.blocking.grad_panels) {
+            let panels = args.blocking.grad_panels.min(args.panels - first);
             let block = q.add(first * args.stride);
             for panel in 0..panels {
                 for i in (0..args.columns * PANEL).step_by(LANES) {

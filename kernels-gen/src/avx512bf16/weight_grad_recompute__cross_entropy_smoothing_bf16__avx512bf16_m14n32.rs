@@ -12,13 +12,14 @@ unsafe fn kernel(args: &WeightGrad) {
     let q = args.scratch.cast::<Packed>();
     let q_panel = args.columns * DEPTH;
     let flags = args.columns.div_ceil(PANEL);
+    let block = args.blocking.grad_panels;
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
         // One vector of partial sums a row: the lanes are added up once, at the end.
-        let column_sums = q.add(GRAD_BLOCK * q_panel).cast::<f32>();
+        let column_sums = q.add(block * q_panel).cast::<f32>();
         let edge = column_sums.add(args.columns * LANES);
         let tile = edge.add(ROWS * PANEL);
-        let keep = tile.add(PANEL_BLOCK * args.columns * PANEL).cast::<u8>();
+        let keep = tile.add(args.blocking.panels * args.columns * PANEL).cast::<u8>();
         let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
         let wanted = column_gradient(args);
         let sums = if wanted.is_null() { wanted } else { column_sums };
@@ -27,9 +28,9 @@ unsafe fn kernel(args: &WeightGrad) {
         }
         let mut first = 0;
         while first < args.panels {
-            let panels = GRAD_BLOCK.min(args.panels - first);
-            for start in (0..panels).step_by(PANEL_BLOCK) {
-                let count = PANEL_BLOCK.min(panels - start);
+            let panels = block.min(args.panels - first);
+            for start in (0..panels).step_by(args.blocking.panels) {
+                let count = args.blocking.panels.min(panels - start);
                 logits(&Logits {
                     w: args.w.cast(),
                     allocated_rows: args.allocated_rows,
@@ -37,6 +38,7 @@ unsafe fn kernel(args: &WeightGrad) {
                     x: args.x.cast::<Packed>().add((first + start) * DEPTH * padded(args.hidden)),
                     panels: count,
                     hidden: args.hidden,
+                    blocking: args.blocking,
                     out: tile,
                     out_panel: args.columns * PANEL,
                 });

@@ -35,27 +35,38 @@ pub type M = [bool; 8];
 #[inline] pub fn horizontal_sum(a: V) -> f32 { a.iter().sum() }
 #[inline] pub fn prefetch(_: *const f32) {}
 
+/// The nearest integer, an even one of two, of what is less than 2^22. Adding 1.5 * 2^23 leaves no room for a fraction.
+#[inline] pub fn round_even(a: V) -> V { a.map(|a| a + 12_582_912.0 - 12_582_912.0) }
+/// a 2^n for an integer n from -160 to 160.
+#[inline] pub fn scale_by_power(a: V, n: V) -> V {
+    // In two factors, since n may be out of the range of one exponent.
+    zip(a, n, |a, n| {
+        let n = n as i32;
+        let half = n >> 1;
+        let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+        a * power(half) * power(n - half)
+    })
+}
+/// Mantissa in [1, 2) and exponent of a positive number.
+#[inline] pub fn split(a: V) -> (V, V) {
+    let small = lt(a, splat(f32::MIN_POSITIVE));
+    let bits = select(small, mul(a, splat(33_554_432.0)), a).map(f32::to_bits);
+    let exponent = bits.map(|bits| (bits >> 23) as f32 - 127.0);
+    let mantissa = bits.map(|bits| f32::from_bits(bits & 0x7f_ffff | 0x3f80_0000));
+    (mantissa, select(small, sub(exponent, splat(25.0)), exponent))
+}
+
 /// 2^a, within 1.5 ulp; subnormal results are kept, NaN stays NaN.
 #[inline] pub fn exp2(a: V) -> V {
-    a.map(|a| {
-        // Comparisons that a NaN fails keep it. Beyond these bounds the result is 0 or infinite anyway.
-        let a = if a < -151.0 { -151.0 } else { a };
-        let a = if a > 129.0 { 129.0 } else { a };
-        // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
-        let shifted = a + 12_582_912.0;
-        let n = shifted - 12_582_912.0;
-        let f = a - n;
-        let p = EXP2[4] + f * EXP2[5];
-        let p = EXP2[3] + f * p;
-        let p = EXP2[2] + f * p;
-        let p = EXP2[1] + f * p;
-        let p = 1.0 + f * (EXP2[0] + f * p);
-        // 2^n in two factors, since n may be out of the range of one exponent.
-        let n = (shifted.to_bits() as i32).wrapping_sub(0x4b40_0000);
-        let half = n >> 1;
-        let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
-        p * power(half) * power(n.wrapping_sub(half))
-    })
+    // Beyond these bounds the result is 0 or infinite anyway.
+    let a = minimum(maximum(a, splat(-151.0)), splat(129.0));
+    let n = round_even(a);
+    let f = sub(a, n);
+    let mut p = splat(EXP2[5]);
+    for i in (0..5).rev() {
+        p = mul_add(p, f, splat(EXP2[i]));
+    }
+    scale_by_power(mul_add(p, f, splat(1.0)), n)
 }
 #[inline] pub fn above(a: V, reference: V) -> V { zip(a, reference, scalar_ops::above) }
 // Where the reference is so large that it is rounded, the same product is rounded in the same way: the largest logit of a
@@ -86,10 +97,6 @@ pub const LANES: usize = 8;
 pub const PANEL: usize = 8;
 /// Rows of the register tile.
 pub const ROWS: usize = 4;
-/// Panels that share one pass over W.
-pub const PANEL_BLOCK: usize = 16;
-/// Panels whose Q one block of pass T holds.
-pub const GRAD_BLOCK: usize = 16;
 
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).
@@ -108,15 +115,6 @@ pub fn lanes(a: V) -> [f32; LANES] {
     // SAFETY: a vector is exactly its lanes.
     unsafe { std::mem::transmute(a) }
 }
-#[inline] fn map(a: V, f: impl Fn(f32) -> f32) -> V {
-    // SAFETY: as above.
-    unsafe { std::mem::transmute::<[f32; LANES], V>(lanes(a).map(f)) }
-}
-// Rare operations, once a token: one lane at a time.
-#[inline] pub fn exp(a: V) -> V { map(a, f32::exp) }
-#[inline] pub fn ln(a: V) -> V { map(a, f32::ln) }
-#[inline] pub fn ln_1p(a: V) -> V { map(a, f32::ln_1p) }
-#[inline] pub fn tanh(a: V) -> V { map(a, f32::tanh) }
 
 /// Operations on values that are the same for a whole vector.
 pub mod scalar_ops {
@@ -179,11 +177,99 @@ pub fn random_numbers(first: VI, second: VI, id: u32) -> V {
 
 /// H padded to whole strips.
 #[inline] pub const fn padded(hidden: usize) -> usize { hidden.next_multiple_of(PANEL) }
+// Elementary functions on vectors. Errors, over all f32 for exp and over a dense sample of them for the others, are at most
+// 1 ulp for exp and ln, 1.5 ulp for ln_1p and tanh. Special values are those of the standard library.
+
+/// (e^f - 1 - f) / f^2 on [-ln 2 / 2, ln 2 / 2]; e^f has a relative error of 5e-11.
+const EXP: [f32; 6] = [0.5, 0.166_666_66, 0.041_666_295, 0.008_333_497, 0.001_394_465_9, 0.000_197_903_41];
+/// (ln(1 + r) - r + r^2 / 2) / r^3 for 1 + r in [sqrt(1/2), sqrt(2)]; ln(1 + r) has a relative error of 8e-10.
+const LN: [f32; 9] = [
+    0.333_333_13, -0.250_000_09, 0.200_021_21, -0.166_679_96, 0.142_195_19, -0.124_055_44, 0.118_883_78, -0.116_760_515,
+    0.067_466_356,
+];
+/// (tanh(x) - x) / x^3 in powers of x^2 for |x| < 0.6; tanh(x) has a relative error of 1e-10.
+const TANH: [f32; 6] = [-0.333_333_3, 0.133_332_46, -0.053_952_17, 0.021_732_721, -0.008_262_745, 0.002_226_974_6];
+
+#[inline]
+
+fn polynomial(coefficients: &[f32], x: V) -> V {
+    let mut sum = splat(coefficients[coefficients.len() - 1]);
+    for coefficient in coefficients[..coefficients.len() - 1].iter().rev() {
+        sum = mul_add(sum, x, splat(*coefficient));
+    }
+    sum
+}
+
+#[inline]
+
+fn magnitude_of(a: V) -> V {
+    larger(a, neg(a))
+}
+
+/// e^a; subnormal results are kept, NaN stays NaN.
+#[inline]
+
+pub fn exp(a: V) -> V {
+    // Beyond these bounds the result is 0 or infinite.
+    let a = minimum(maximum(a, splat(-104.0)), splat(89.0));
+    let n = round_even(mul(a, splat(LOG2_E)));
+    // The first product is exact.
+    let f = sub(sub(a, mul(n, splat(LN_2_HIGH))), mul(n, splat(LN_2_LOW)));
+    let above_one = mul_add(mul(f, f), polynomial(&EXP, f), f);
+    scale_by_power(add(above_one, splat(1.0)), n)
+}
+
+/// Natural logarithm.
+#[inline]
+
+pub fn ln(a: V) -> V {
+    let (mantissa, exponent) = split(a);
+    let large = lt(splat(std::f32::consts::SQRT_2), mantissa);
+    let mantissa = select(large, mul(mantissa, splat(0.5)), mantissa);
+    let exponent = select(large, add(exponent, splat(1.0)), exponent);
+    let r = sub(mantissa, splat(1.0));
+    let square = mul(r, r);
+    let tail = mul_add(exponent, splat(LN_2_LOW), mul(mul(square, r), polynomial(&LN, r)));
+    let low = add(r, mul_add(square, splat(-0.5), tail));
+    let value = mul_add(exponent, splat(LN_2_HIGH), low);
+    // Infinity and NaN are their own logarithms.
+    let value = select(lt(a, splat(f32::INFINITY)), value, a);
+    let value = select(lt(a, splat(0.0)), splat(f32::NAN), value);
+    select(eq(a, splat(0.0)), splat(f32::NEG_INFINITY), value)
+}
+
+/// ln(1 + a), also where 1 + a is 1.
+#[inline]
+
+pub fn ln_1p(a: V) -> V {
+    let sum = add(splat(1.0), a);
+    // What the sum lost, to first order.
+    let lost = div(sub(a, sub(sum, splat(1.0))), sum);
+    let inside = select(lt(splat(0.0), sum), select(lt(sum, splat(f32::INFINITY)), lost, splat(0.0)), splat(0.0));
+    select(eq(sum, splat(1.0)), a, add(ln(sum), inside))
+}
+
+/// Hyperbolic tangent.
+#[inline]
+
+pub fn tanh(a: V) -> V {
+    let size = magnitude_of(a);
+    let square = mul(a, a);
+    let near = mul_add(mul(square, a), polynomial(&TANH, square), a);
+    // 1 - tanh(9.1) is less than half of the last place of 1.
+    let e = exp(mul(minimum(size, splat(9.1)), splat(2.0)));
+    let far = sub(splat(1.0), div(splat(2.0), add(e, splat(1.0))));
+    let far = select(lt(a, splat(0.0)), neg(far), far);
+    // A zero keeps its sign.
+    select(eq(a, splat(0.0)), a, select(lt(size, splat(0.6)), near, far))
+}
 // The gradient filter: a tile of PANEL tokens by PANEL vocabulary entries whose values are all within their token's
 // limit takes no part in a product. Flags of tiles are bytes, 1 to keep.
 
+use vocabfuse_kernels::abi::MOST_GRAD_PANELS;
+
 /// Most strips of the inner dimension in one product of a tile that can be filtered.
-const MOST_STRIPS: usize = 64;
+const MOST_STRIPS: usize = if 512 / PANEL > MOST_GRAD_PANELS { 512 / PANEL } else { MOST_GRAD_PANELS };
 
 /// Strips of the inner dimension that take part in a product.
 pub struct Strips {
@@ -244,36 +330,33 @@ type Operand = V;
 #[inline]  unsafe fn load_operand(p: *const Packed) -> Operand { unsafe { load(p) } }
 #[inline]  fn multiply(left: Operand, right: Operand, sum: V) -> V { mul_add(left, right, sum) }
 
+use vocabfuse_kernels::abi::Blocking;
+
 /// Packed elements of a strip of the inner dimension.
 pub const DEPTH: usize = PANEL;
 const VECTORS: usize = PANEL / LANES;
-/// Strips of the inner dimension whose operands stay in L1.
-const K_STRIPS: usize = 16;
-/// Vocabulary rows whose packed form stays in L2 while panels pass.
-const VOCABULARY_BLOCK: usize = 128;
-
-/// Panels of a block when the tile of logits of each is `chunk` columns: bounds the scratch of large chunks.
-#[inline] pub const fn softmax_panels(chunk: usize) -> usize {
-    let panels = PANEL_BLOCK * 512 / chunk;
-    if panels == 0 { 1 } else { panels }
-}
 
 // E, then flags of tiles.
-fn softmax_scratch(chunk: usize, _hidden: usize, panels: usize) -> usize {
-    softmax_panels(chunk).min(panels) * (chunk * PANEL * 4 + chunk / PANEL)
+fn softmax_scratch(chunk: usize, panels: usize) -> usize {
+    panels * (chunk * PANEL * 4 + chunk / PANEL)
 }
 
-fn grad_scratch(rows: usize, _hidden: usize) -> usize {
-    GRAD_BLOCK * (rows * DEPTH * 4 + rows.div_ceil(PANEL)) + rows * LANES * 4 + ROWS * PANEL * 4
+// Q of a block of panels, sums of columns, an edge of H, flags of tiles.
+fn grad_scratch(blocking: &Blocking) -> usize {
+    let rows = blocking.grad_rows;
+    let q = blocking.grad_panels * (rows * DEPTH * 4 + rows.div_ceil(PANEL));
+    q + rows * LANES * 4 + ROWS * PANEL * 4
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
     panel: PANEL,
     row_block: 1,
-    packed_token: 4,
-    packed_vocabulary: 4,
-    panel_block: PANEL_BLOCK,
-    grad_rows: 256,
+    packed: 4,
+    packed_transpose: 0,
+    e_columns: usize::MAX,
+    e_bytes: 4,
+    slices_inner: true,
+    grad_panels: 16,
     softmax_scratch,
     grad_scratch,
 };
@@ -377,6 +460,7 @@ pub struct Logits {
     pub x: *const Packed,
     pub panels: usize,
     pub hidden: usize,
+    pub blocking: Blocking,
     pub out: *mut f32,
     /// Elements from one panel of `out` to the next.
     pub out_panel: usize,
@@ -387,10 +471,10 @@ pub unsafe fn logits(p: &Logits) {
     let strips = p.hidden.div_ceil(PANEL);
     let mut block = 0;
     while block < p.rows {
-        let rows = VOCABULARY_BLOCK.min(p.rows - block);
+        let rows = p.blocking.vocabulary.min(p.rows - block);
         let mut strip = 0;
         while strip < strips {
-            let count = K_STRIPS.min(strips - strip);
+            let count = (p.blocking.inner / PANEL).min(strips - strip);
             for panel in 0..p.panels {
                 // SAFETY: offsets stay within the buffers of `Logits`.
                 row_blocks(rows, |first, size| unsafe {
@@ -415,7 +499,7 @@ pub unsafe fn logits(p: &Logits) {
 }
 
 /// Strips of the inner dimension of A += E W whose E stays near.
-const E_STRIPS: usize = 512 / PANEL;
+const E_STRIPS: usize = 64;
 
 /// Strips of E that take part in A += E W, of `count` whose flags begin at `first`.
 #[inline]

@@ -13,10 +13,11 @@ unsafe fn kernel(args: &WeightGrad) {
     let q = args.scratch.cast::<Packed>();
     let q_panel = args.columns * DEPTH;
     let flags = args.columns.div_ceil(PANEL);
+    let block = args.blocking.grad_panels;
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
         // One vector of partial sums a row: the lanes are added up once, at the end.
-        let column_sums = q.add(GRAD_BLOCK * q_panel).cast::<f32>();
+        let column_sums = q.add(block * q_panel).cast::<f32>();
         let edge = column_sums.add(args.columns * LANES);
         let keep = edge.add(ROWS * PANEL).cast::<u8>();
         let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
@@ -27,7 +28,7 @@ unsafe fn kernel(args: &WeightGrad) {
         }
         let mut first = 0;
         while first < args.panels {
-            let panels = GRAD_BLOCK.min(args.panels - first);
+            let panels = block.min(args.panels - first);
             for panel in 0..panels {
                 derivative(args, first + panel, q.add(panel * q_panel).cast(), sums);
             }

@@ -36,9 +36,10 @@ fn fast_pairs() -> bool {
 pub(crate) fn choose() -> Result<Target> {
     match std::env::var(VARIABLE) {
         Ok(text) if !text.is_empty() => {
-            let target = text.parse().map_err(|e: vocabfuse_codegen::SpecError| Error::Option {
-                option: VARIABLE,
-                message: e.to_string(),
+            let target = Target::CPU.iter().copied().find(|t| t.as_str() == text).ok_or_else(|| {
+                let names: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
+                let message = format!("{text:?} is no CPU target; expected one of {}", names.join(", "));
+                Error::Option { option: VARIABLE, message }
             })?;
             check(target)?;
             Ok(target)

@@ -1,5 +1,6 @@
 //! The CPU as a device: a target, its kernels and a pool of threads.
 
+mod cache;
 mod family;
 mod isa;
 mod operator;
@@ -11,9 +12,12 @@ mod t_pass;
 mod tables;
 
 use crate::{Error, Result};
+use cache::Caches;
+use family::Family;
 use std::sync::Arc;
 use vocabfuse_codegen::Target;
 use vocabfuse_kernels::Registry;
+use vocabfuse_kernels::abi::{Blocking, Geometry};
 
 /// The processors of this machine. Clones share the threads.
 #[derive(Clone, Debug)]
@@ -21,6 +25,7 @@ pub struct Cpu {
     target: Target,
     registry: Arc<Registry>,
     pool: Arc<rayon::ThreadPool>,
+    caches: Caches,
 }
 
 impl Cpu {
@@ -74,7 +79,8 @@ impl Cpu {
             .thread_name(|i| format!("vocabfuse-{i}"))
             .build()
             .map_err(|e| Error::Device(format!("cannot start threads: {e}")))?;
-        Ok(Cpu { target, registry: Arc::new(Registry::default()), pool: Arc::new(pool) })
+        let caches = Caches::of_this_machine();
+        Ok(Cpu { target, registry: Arc::new(Registry::default()), pool: Arc::new(pool), caches })
     }
 
     /// The target.
@@ -94,6 +100,16 @@ impl Cpu {
 
     pub(crate) fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// How much kernels take at a time.
+    /// How much kernels take at a time, for a chunk and the padded H.
+    pub(crate) fn blocking_of(&self, geometry: &Geometry, chunk: usize, width: usize) -> Blocking {
+        self.caches.blocking(geometry, chunk, width)
+    }
+
+    pub(crate) fn blocking(&self, family: &Family, hidden: usize) -> Blocking {
+        self.caches.blocking(&family.geometry, family.chunk, family.padded_hidden(hidden))
     }
 
     pub(crate) fn pool(&self) -> &rayon::ThreadPool {

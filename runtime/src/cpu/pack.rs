@@ -18,7 +18,7 @@ pub(super) fn tokens(
     rows: &[u32],
 ) -> Buffer<u8> {
     let panels = rows.len().div_ceil(geometry.panel);
-    let bytes = panels * geometry.panel * width(geometry, x.columns()) * geometry.packed_token;
+    let bytes = panels * geometry.panel * width(geometry, x.columns()) * geometry.packed;
     let mut packed = Buffer::<u8>::zeroed(bytes);
     let out = packed.pointer();
     (0..panels).into_par_iter().for_each(|panel| {
@@ -40,29 +40,44 @@ pub(super) fn tokens(
     packed
 }
 
-/// Packs some rows of W, in blocks; `out` has room for `allocated` rows.
+/// Bytes of some packed rows of W with their transpose.
+pub(super) fn vocabulary_bytes(geometry: &Geometry, rows: usize, width: usize) -> usize {
+    rows * width * (geometry.packed + geometry.packed_transpose)
+}
+
+/// Rows of W in a packed buffer.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    /// The first of them in W.
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// Rows that the buffer has room for.
+    pub(super) allocated: usize,
+    /// Whether the transpose is wanted.
+    pub(super) transpose: bool,
+}
+
+/// Packs some rows of W, in blocks.
 pub(super) fn vocabulary(
     geometry: &Geometry,
     kernel: unsafe fn(&abi::PackVocabulary),
     w: Matrix<'_>,
-    first: usize,
-    rows: usize,
-    allocated: usize,
+    rows: Rows,
     out: SharedPointer<u8>,
 ) {
     let block = 64usize.next_multiple_of(geometry.row_block);
-    (0..allocated.div_ceil(block)).into_par_iter().for_each(|i| {
-        // SAFETY: rows `first..first + rows` are rows of W, the buffer holds `allocated` rows, and each call packs its
-        // own block of them.
+    (0..rows.allocated.div_ceil(block)).into_par_iter().for_each(|i| {
+        // SAFETY: the rows are rows of W, the buffer holds `allocated` rows, and each call packs its own block of them.
         unsafe {
             kernel(&abi::PackVocabulary {
-                w: w.row_pointer(first),
+                w: w.row_pointer(rows.first),
                 row_stride: w.row_stride(),
                 hidden: w.columns(),
-                rows,
-                allocated_rows: allocated,
+                rows: rows.count,
+                allocated_rows: rows.allocated,
                 first_row: i * block,
-                end_row: ((i + 1) * block).min(allocated),
+                end_row: ((i + 1) * block).min(rows.allocated),
+                transpose: rows.transpose,
                 out: out.get(),
             });
         }

@@ -4,9 +4,9 @@ use super::Cpu;
 use super::family::Family;
 use super::rows::{Finished, NO_REFERENCE, ShardRows, TargetRows};
 use super::s_pass::{self, Saved};
-use super::t_pass::{self, TPass};
+use super::t_pass;
 use crate::buffer::SharedPointer;
-use crate::passes::{Block, Extent, FinishJob, Passes, SPass, Sums};
+use crate::passes::{Block, Extent, FinishJob, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
 use vocabfuse_kernels::abi::Stages;
@@ -63,8 +63,8 @@ impl Passes for Cpu {
     }
 
     fn working_set(&self, kernels: &Family, extent: Extent, saved: bool) -> usize {
-        let Extent { tokens, hidden, .. } = extent;
-        let s = s_pass::working_set(self, kernels, tokens, hidden);
+        let Extent { tokens, hidden, classes } = extent;
+        let s = s_pass::working_set(self, kernels, tokens, hidden, classes);
         s.max(t_pass::working_set(self, kernels, tokens, hidden, saved))
     }
 
@@ -205,17 +205,9 @@ impl Passes for Cpu {
         Ok(Factors { reference, outputs: read.map(|name| (*name, gather(kernels, blocks, name))).collect() })
     }
 
-    fn t_pass(
-        &self,
-        kernels: &Family,
-        (): &(),
-        pass: &SPass<'_>,
-        ticket: &Factors,
-        saved: Option<Saved>,
-        upstream: &[f32],
-        sums: Sums<'_>,
-    ) -> Result<()> {
-        let pass = TPass {
+    fn t_pass(&self, kernels: &Family, work: TPass<'_, Cpu>) -> Result<()> {
+        let TPass { pass, ticket, saved, upstream, sums, .. } = work;
+        let pass = t_pass::TPass {
             x: pass.x,
             w: pass.w,
             inputs: pass.inputs,

@@ -1,15 +1,18 @@
-//! Pass S of one shard: packs X once, then walks the vocabulary chunk by chunk.
+//! Pass S of one shard: packs X once, then walks the vocabulary chunk by chunk. Threads share the tokens of a chunk; where
+//! there are few tokens they share the chunks instead, each of which has rows of its own until they are merged.
 
 use super::Cpu;
 use super::family::{Family, ProgramInputs, Softmax, bind, column};
+use super::pack;
 use super::rows::{Product, ShardRows, TargetRows};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::passes::SPass;
 use crate::{Matrix, Result};
 use rayon::prelude::*;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Mutex;
-use vocabfuse_kernels::abi::{self, Stages, TileCount};
+use vocabfuse_kernels::abi::{self, Blocking, Stages, TileCount};
 
 /// Saved numerators of the softmax, for pass T.
 pub struct Saved {
@@ -42,13 +45,259 @@ impl Saved {
     }
 }
 
+/// Most tokens whose vocabulary is shared by threads, most slices of it, and most bytes that their A may take.
+const FEW_TOKENS: usize = 256;
+const MOST_SLICES: usize = 32;
+const SLICES_BYTES: usize = 8 << 20;
+
+/// Into how many slices with rows of their own the chunks are cut: a matter of sizes alone, since results depend on it.
+fn slices(chunks: usize, padded_tokens: usize, width: usize) -> usize {
+    let room = SLICES_BYTES / (padded_tokens * width * 4).max(1);
+    if padded_tokens > FEW_TOKENS || room < 2 { 1 } else { chunks.clamp(1, MOST_SLICES.min(room)) }
+}
+
+/// Near-equal parts of a range.
+fn part(of: usize, parts: usize, index: usize) -> Range<usize> {
+    let bound = |i: usize| i * (of / parts) + i.min(of % parts);
+    bound(index)..bound(index + 1)
+}
+
 /// Bytes that pass S needs besides inputs, outputs and saved values.
-pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize) -> usize {
+pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize, columns: usize) -> usize {
     let geometry = &family.geometry;
     let (padded, width) = (tokens.next_multiple_of(geometry.panel), family.padded_hidden(hidden));
-    let scratch = (geometry.softmax_scratch)(family.chunk, width, geometry.panel_block) * cpu.threads();
-    let chunk = family.chunk * width * geometry.packed_vocabulary;
-    padded * width * (geometry.packed_token + 4) + tokens * hidden * family.dtype.size() + chunk + scratch
+    let panels = cpu.blocking(family, hidden).panels.min(padded / geometry.panel);
+    let scratch = (geometry.softmax_scratch)(family.chunk, panels);
+    let chunk = family.chunk * width * (geometry.packed + geometry.packed_transpose);
+    let slices = slices(columns.div_ceil(family.chunk), padded, width);
+    let packed = if slices > 1 { chunk * cpu.threads() } else { chunk };
+    let a = padded * width * 4 * if slices > 1 { slices + 1 } else { 1 };
+    padded * width * geometry.packed + a + tokens * hidden * family.dtype.size() + packed + scratch * cpu.threads()
+}
+
+/// What is the same in all calls of the kernel.
+struct Walk<'a> {
+    family: &'a Family,
+    softmax: Softmax,
+    pass: &'a SPass<'a>,
+    inputs: &'a ProgramInputs,
+    stages: Stages,
+    blocking: Blocking,
+    /// Tokens in whole panels, and H.
+    padded: usize,
+    width: usize,
+    x: Buffer<u8>,
+    /// Saved values and references of all chunks; null when not saved.
+    values: SharedPointer<u8>,
+    references: SharedPointer<f32>,
+}
+
+/// Where the rows of some tokens are.
+#[derive(Clone, Copy)]
+struct Place {
+    state: SharedPointer<*mut f32>,
+    a: SharedPointer<f32>,
+}
+
+/// Buffers of a thread.
+struct Scratch {
+    kernel: Buffer<u8>,
+    /// A packed chunk of W, where threads share the vocabulary.
+    w: Buffer<u8>,
+}
+
+impl Walk<'_> {
+    fn panels(&self) -> usize {
+        self.padded / self.family.geometry.panel
+    }
+
+    fn chunks(&self) -> usize {
+        self.pass.w.rows().div_ceil(self.family.chunk)
+    }
+
+    fn accumulates(&self) -> bool {
+        self.stages != Stages::Statistics
+    }
+
+    fn packed_chunk(&self) -> usize {
+        let geometry = &self.family.geometry;
+        self.family.chunk * self.width * (geometry.packed + geometry.packed_transpose)
+    }
+
+    fn columns(&self, chunk: usize) -> Range<usize> {
+        let first = chunk * self.family.chunk;
+        first..self.pass.w.rows().min(first + self.family.chunk)
+    }
+
+    /// Packs rows of a chunk of W; all buffers have room for a whole chunk.
+    ///
+    /// # Safety
+    /// `out` holds the packed chunk, and nobody else touches the part of these rows.
+    unsafe fn pack(&self, chunk: usize, rows: Range<usize>, out: *mut u8) {
+        let (w, columns) = (self.pass.w, self.columns(chunk));
+        // SAFETY: the columns are rows of W; the caller answers for the buffer.
+        unsafe {
+            (self.family.pack_vocabulary)(&abi::PackVocabulary {
+                w: w.row_pointer(columns.start),
+                row_stride: w.row_stride(),
+                hidden: w.columns(),
+                rows: columns.len(),
+                allocated_rows: self.family.chunk,
+                first_row: rows.start,
+                end_row: rows.end,
+                transpose: self.accumulates(),
+                out,
+            });
+        }
+    }
+
+    /// Runs the kernel on some panels and a packed chunk.
+    ///
+    /// # Safety
+    /// `w` is that chunk, and nobody else touches the rows, the saved values and the scratch of this call.
+    unsafe fn run(&self, chunk: usize, panels: Range<usize>, w: *const u8, place: Place, scratch: *mut u8) {
+        let (family, pass, columns) = (self.family, self.pass, self.columns(chunk));
+        let region = self.padded * family.chunk * family.dtype.size();
+        let offset = |p: *mut u8, bytes: usize| if p.is_null() { p } else { p.wrapping_add(bytes) };
+        let mut count = TileCount::default();
+        // SAFETY: all buffers have the extents that the kernel states; the caller answers for the rest.
+        unsafe {
+            (self.softmax.run)(&abi::LogitsSoftmax {
+                inputs: self.inputs.view(),
+                stages: self.stages,
+                blocking: self.blocking,
+                hidden: pass.x.columns(),
+                first_column: columns.start,
+                columns: columns.len(),
+                first_panel: panels.start,
+                panels: panels.len(),
+                x: self.x.as_ref().as_ptr(),
+                w,
+                state: place.state.get(),
+                a: place.a.get(),
+                saved: offset(self.values.get(), chunk * region),
+                saved_reference: offset(self.references.get().cast(), chunk * self.padded * 4).cast(),
+                filter: pass.filter.map_or(0.0, |f| f.threshold),
+                filtered: if pass.filter.is_some() { &raw mut count } else { ptr::null_mut() },
+                scratch,
+            });
+        }
+        if let Some(filter) = pass.filter {
+            filter.add(count.tiles, count.skipped);
+        }
+    }
+
+    /// One chunk after the other, its panels shared by the threads.
+    fn by_tokens(&self, rows: &mut ShardRows) {
+        let (family, geometry, panels) = (self.family, &self.family.geometry, self.panels());
+        let threads = rayon::current_num_threads();
+        // As many blocks for each thread, and blocks of nearly equal size, but none too large for the cache.
+        let blocks = (panels.div_ceil(self.blocking.panels).next_multiple_of(threads)).clamp(1, panels.max(1));
+        let largest = panels.div_ceil(blocks).min(self.blocking.panels);
+        let scratch = self.scratch(threads, largest, 0);
+        let mut w = Buffer::<u8>::zeroed(self.packed_chunk());
+        let (mut state, a) = self.room(rows);
+        let place = Place { state: SharedPointer(state.as_mut_ptr()), a };
+        let w = w.pointer();
+        let block = 64usize.next_multiple_of(geometry.row_block);
+        for chunk in 0..self.chunks() {
+            (0..family.chunk.div_ceil(block)).into_par_iter().for_each(|i| {
+                // SAFETY: each call packs its own rows.
+                unsafe { self.pack(chunk, i * block..((i + 1) * block).min(family.chunk), w.get()) }
+            });
+            (0..if panels == 0 { 0 } else { blocks }).into_par_iter().for_each(|block| {
+                let mut scratch = lock(&scratch);
+                let scratch = scratch.kernel.as_mut().as_mut_ptr();
+                // SAFETY: each call has its own panels, and the scratch of its thread.
+                unsafe { self.run(chunk, part(panels, blocks, block), w.get(), place, scratch) }
+            });
+        }
+        self.unpack(rows);
+    }
+
+    /// Slices of the vocabulary, each with rows of its own, which are merged in their order.
+    fn by_vocabulary(&self, slices: usize, rows: &mut ShardRows) {
+        let (panels, largest) = (self.panels(), self.panels().min(self.blocking.panels));
+        let scratch = self.scratch(rayon::current_num_threads(), largest, self.packed_chunk());
+        let parts: Vec<ShardRows> = (0..slices)
+            .into_par_iter()
+            .map(|slice| {
+                let mut own = rows.clone();
+                let (mut state, a) = self.room(&mut own);
+                let place = Place { state: SharedPointer(state.as_mut_ptr()), a };
+                let mut scratch = lock(&scratch);
+                let Scratch { kernel, w } = &mut *scratch;
+                for chunk in part(self.chunks(), slices, slice) {
+                    // SAFETY: rows, packed W and scratch belong to this task, the saved values of a chunk to its slice.
+                    unsafe {
+                        self.pack(chunk, 0..self.family.chunk, w.as_mut().as_mut_ptr());
+                        let (w, scratch) = (w.as_ref().as_ptr(), kernel.as_mut().as_mut_ptr());
+                        self.run(chunk, 0..panels, w, place, scratch);
+                    }
+                }
+                own
+            })
+            .collect();
+        if let Some(merged) = self.merged(parts) {
+            *rows = merged;
+        }
+    }
+
+    /// Rows of slices merged pair by pair, so that the order is a matter of their number alone.
+    fn merged(&self, mut parts: Vec<ShardRows>) -> Option<ShardRows> {
+        parts.par_iter_mut().for_each(|rows| self.unpack(rows));
+        while parts.len() > 1 {
+            let odd = (parts.len() % 2 == 1).then(|| parts.pop()).flatten();
+            let pairs = parts.par_chunks_mut(2).map(|pair| {
+                let mut first = std::mem::replace(&mut pair[0], ShardRows::identity(self.family, 0));
+                first.merge(self.family, &pair[1], 0);
+                first
+            });
+            parts = pairs.collect();
+            parts.extend(odd);
+        }
+        parts.pop()
+    }
+
+    /// Pointers to the state, and A if it is wanted.
+    fn room(&self, rows: &mut ShardRows) -> (Vec<*mut f32>, SharedPointer<f32>) {
+        if self.accumulates() {
+            rows.a = Some(Buffer::zeroed(self.padded * self.width));
+            rows.a_stride = self.width;
+        }
+        let a = rows.a.as_mut().map_or(SharedPointer(ptr::null_mut()), Buffer::pointer);
+        (rows.state.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect(), a)
+    }
+
+    fn scratch(&self, threads: usize, panels: usize, w: usize) -> Vec<Mutex<Scratch>> {
+        let kernel = (self.family.geometry.softmax_scratch)(self.family.chunk, panels);
+        (0..threads).map(|_| Mutex::new(Scratch { kernel: Buffer::zeroed(kernel), w: Buffer::zeroed(w) })).collect()
+    }
+
+    /// A as plain rows, where kernels lay it out otherwise.
+    fn unpack(&self, rows: &mut ShardRows) {
+        let (Some(unpack), Some(a)) = (self.family.unpack_accumulator, &mut rows.a) else { return };
+        let a = a.pointer();
+        (0..self.panels()).into_par_iter().for_each(|panel| {
+            let mut scratch = Buffer::<u8>::zeroed(self.family.geometry.panel * self.width * 4);
+            // SAFETY: the call owns its panel of A and its scratch.
+            unsafe {
+                unpack(&abi::UnpackAccumulator {
+                    hidden: self.pass.x.columns(),
+                    first_panel: panel,
+                    panels: 1,
+                    a: a.get(),
+                    scratch: scratch.as_mut().as_mut_ptr(),
+                });
+            }
+        });
+    }
+}
+
+/// The scratch of this thread.
+pub(super) fn lock<T>(scratch: &[Mutex<T>]) -> std::sync::MutexGuard<'_, T> {
+    let thread = rayon::current_thread_index().unwrap_or(0);
+    scratch[thread].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl Cpu {
@@ -60,33 +309,12 @@ impl Cpu {
         x: Matrix<'_>,
         rows: &[u32],
     ) -> Buffer<u8> {
-        let geometry = &family.geometry;
-        let panels = rows.len().div_ceil(geometry.panel);
-        let width = family.padded_hidden(x.columns());
-        let mut packed = Buffer::<u8>::zeroed(panels * geometry.panel * width * geometry.packed_token);
-        let out = packed.pointer();
-        (0..panels).into_par_iter().for_each(|panel| {
-            // SAFETY: rows are rows of X, the buffer holds `panels` panels, and each call writes its own.
-            unsafe {
-                kernel(&abi::PackTokens {
-                    x: x.row_pointer(0),
-                    row_stride: x.row_stride(),
-                    hidden: x.columns(),
-                    rows: rows.as_ptr(),
-                    tokens: rows.len(),
-                    total_panels: panels,
-                    first_panel: panel,
-                    panels: 1,
-                    out: out.get(),
-                });
-            }
-        });
-        packed
+        pack::tokens(&family.geometry, kernel, x, rows)
     }
 
     /// Logits, statistics and (unless `stages` leaves it out) A of one shard, into `rows`; saves if `saved` is given.
     ///
-    /// With [`Stages::AccumulateSaved`] the state in `rows` is the final one and stays as it is.
+    /// With [`Stages::AccumulateSaved`] the references in `rows` are the final ones and stay as they are.
     pub(crate) fn walk(
         &self,
         family: &Family,
@@ -127,104 +355,34 @@ impl Cpu {
             rows: bind(kernel, kernel.bindings.rows, |_| None)?,
             columns: bind(kernel, kernel.bindings.columns, |name| column(&pass.inputs, name))?,
         };
-        self.pool().install(|| self.walk_chunks(family, softmax, pass, &inputs, stages, rows, saved));
-        Ok(())
-    }
-
-    fn walk_chunks(
-        &self,
-        family: &Family,
-        softmax: Softmax,
-        pass: &SPass<'_>,
-        inputs: &ProgramInputs,
-        stages: Stages,
-        rows: &mut ShardRows,
-        saved: Option<&mut Saved>,
-    ) {
-        let (geometry, chunk) = (&family.geometry, family.chunk);
-        let (tokens, hidden) = (pass.rows.len(), pass.x.columns());
-        let panels = tokens.div_ceil(geometry.panel);
-        let padded = panels * geometry.panel;
-        let width = family.padded_hidden(hidden);
-        let threads = self.pool().current_num_threads();
-        let group = panels.div_ceil(threads).clamp(1, geometry.panel_block);
-
-        let accumulates = stages != Stages::Statistics;
-        let needs_logits = stages != Stages::AccumulateSaved;
-        let x = if needs_logits {
-            self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows)
-        } else {
-            Buffer::zeroed(0)
-        };
-        let mut w = Buffer::<u8>::zeroed(chunk * width * geometry.packed_vocabulary);
-        let scratch: Vec<Mutex<Buffer<u8>>> =
-            (0..threads).map(|_| Mutex::new(Buffer::zeroed((geometry.softmax_scratch)(chunk, width, group)))).collect();
-        if accumulates {
-            rows.a = Some(Buffer::zeroed(padded * width));
-            rows.a_stride = width;
-        }
-        let a = rows.a.as_mut().map_or(SharedPointer(ptr::null_mut()), Buffer::pointer);
-        let state: Vec<*mut f32> = rows.state.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
-        let state = SharedPointer(state.as_ptr().cast_mut());
-        let region = padded * chunk * family.dtype.size();
         let (values, references) = match saved {
             Some(saved) => (saved.values.pointer(), saved.references.pointer()),
             None => (SharedPointer(ptr::null_mut()), SharedPointer(ptr::null_mut())),
         };
-
-        for (index, first_column) in (0..pass.w.rows()).step_by(chunk).enumerate() {
-            let columns = chunk.min(pass.w.rows() - first_column);
-            pack_chunk(family, pass.w, first_column, columns, chunk, w.pointer());
-            let packed = w.pointer();
-            (0..panels.div_ceil(group)).into_par_iter().for_each(|block| {
-                let thread = rayon::current_thread_index().unwrap_or(0);
-                let mut scratch = scratch[thread].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                let first_panel = block * group;
-                let mut count = TileCount::default();
-                let offset = |p: *mut u8, bytes: usize| if p.is_null() { p } else { p.wrapping_add(bytes) };
-                // SAFETY: all buffers have the extents that the kernel states; each call owns the state, the rows of A
-                // and the saved values of its panels, and the scratch of its thread.
-                unsafe {
-                    (softmax.run)(&abi::LogitsSoftmax {
-                        inputs: inputs.view(),
-                        stages,
-                        hidden,
-                        first_column,
-                        columns,
-                        first_panel,
-                        panels: group.min(panels - first_panel),
-                        x: x.as_ref().as_ptr(),
-                        w: packed.get(),
-                        state: state.get(),
-                        a: a.get(),
-                        saved: offset(values.get(), index * region),
-                        saved_reference: offset(references.get().cast(), index * padded * 4).cast(),
-                        filter: pass.filter.map_or(0.0, |f| f.threshold),
-                        filtered: if pass.filter.is_some() { &raw mut count } else { ptr::null_mut() },
-                        scratch: scratch.as_mut().as_mut_ptr(),
-                    });
-                }
-                if let Some(filter) = pass.filter {
-                    filter.add(count.tiles, count.skipped);
-                }
-            });
-        }
-        if let (Some(unpack), true) = (family.unpack_accumulator, accumulates) {
-            let bytes = geometry.panel * width * 4;
-            (0..panels).into_par_iter().for_each(|panel| {
-                let mut scratch = Buffer::<u8>::zeroed(bytes);
-                // SAFETY: the call owns its panel of A and its scratch.
-                unsafe {
-                    unpack(&abi::UnpackAccumulator {
-                        hidden,
-                        first_panel: panel,
-                        panels: 1,
-                        a: a.get(),
-                        scratch: scratch.as_mut().as_mut_ptr(),
-                    });
-                }
-            });
-        }
+        self.pool().install(|| {
+            let x = match stages {
+                Stages::AccumulateSaved => Buffer::zeroed(0),
+                _ => self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows),
+            };
+            let walk = Walk {
+                family,
+                softmax,
+                pass,
+                inputs: &inputs,
+                stages,
+                blocking: self.blocking(family, pass.x.columns()),
+                padded: pass.rows.len().next_multiple_of(family.geometry.panel),
+                width: family.padded_hidden(pass.x.columns()),
+                x,
+                values,
+                references,
+            };
+            match slices(walk.chunks(), walk.padded, walk.width) {
+                1 => walk.by_tokens(rows),
+                slices => walk.by_vocabulary(slices, rows),
+            }
+        });
+        Ok(())
     }
 
     /// B: the rows of W of the targets that this shard owns.
@@ -254,30 +412,16 @@ impl Cpu {
     }
 }
 
-/// Packs some rows of W, in parallel over blocks of them.
-pub(super) fn pack_chunk(
-    family: &Family,
-    w: Matrix<'_>,
-    first: usize,
-    rows: usize,
-    allocated: usize,
-    out: SharedPointer<u8>,
-) {
-    let block = 64usize.next_multiple_of(family.geometry.row_block);
-    (0..allocated.div_ceil(block)).into_par_iter().for_each(|i| {
-        // SAFETY: rows `first..first + rows` are rows of W, the buffer holds `allocated` rows, and each call packs its
-        // own block of them.
-        unsafe {
-            (family.pack_vocabulary)(&abi::PackVocabulary {
-                w: w.row_pointer(first),
-                row_stride: w.row_stride(),
-                hidden: w.columns(),
-                rows,
-                allocated_rows: allocated,
-                first_row: i * block,
-                end_row: ((i + 1) * block).min(allocated),
-                out: out.get(),
-            });
-        }
-    });
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_depend_on_sizes_and_stay_small() {
+        assert_eq!(slices(64, 32, 1024), 32);
+        assert_eq!(slices(64, 64, 4096), 8);
+        assert_eq!((slices(1, 32, 64), slices(0, 32, 64), slices(64, 1024, 64)), (1, 1, 1));
+        let parts: Vec<_> = (0..4).map(|i| part(10, 4, i)).collect();
+        assert_eq!(parts, [0..3, 3..6, 6..8, 8..10]);
+    }
 }

@@ -2,11 +2,12 @@
 
 use super::Cpu;
 use super::family::{Family, ProgramInputs, bind, column};
-use super::s_pass::Saved;
+use super::s_pass::{Saved, lock};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::filter::Filter;
+use crate::gradient::{GradientMut, Part};
 use crate::passes::{LayerInputs, Sums};
-use crate::{Matrix, Result};
+use crate::{Dtype, Matrix, Result};
 use rayon::prelude::*;
 use std::ptr;
 use std::sync::Mutex;
@@ -44,18 +45,28 @@ struct Task {
     columns: usize,
 }
 
+/// Buffers of a thread.
+struct Scratch {
+    kernel: Buffer<u8>,
+    /// Packed rows of W, where logits are recomputed.
+    w: Buffer<u8>,
+    /// dW of the rows of a task, where dW is narrower than that.
+    sums: Buffer<f32>,
+}
+
 /// Bytes that pass T needs besides inputs, outputs and saved values.
 pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize, saved: bool) -> usize {
     let geometry = &family.geometry;
     let (padded, width) = (tokens.next_multiple_of(geometry.panel), family.padded_hidden(hidden));
-    let rows = geometry.grad_rows;
-    let packed = if saved { 0 } else { rows * width * geometry.packed_vocabulary };
-    let x = padded * width * geometry.packed_token * if saved { 1 } else { 2 };
-    x + ((geometry.grad_scratch)(rows, width) + packed) * cpu.threads()
+    let blocking = cpu.blocking(family, hidden);
+    let packed = if saved { 0 } else { blocking.grad_rows * width * geometry.packed };
+    let sums = if family.dtype == Dtype::F32 { 0 } else { blocking.grad_rows * hidden * 4 };
+    let x = padded * width * geometry.packed * if saved { 1 } else { 2 };
+    x + ((geometry.grad_scratch)(&blocking) + packed + sums) * cpu.threads()
 }
 
 impl Cpu {
-    /// dW += Qᵀ X and dbias += column sums of Q, for one shard. `dw` is `[V_d, H]` row-major.
+    /// dW += Qᵀ X and dbias += column sums of Q, for one shard. dW is rounded once if it is narrower than f32.
     pub(crate) fn add_gradients(&self, family: &Family, pass: &TPass<'_>, sums: Sums<'_>) -> Result<()> {
         let Sums { dw, dbias } = sums;
         // Both kernels run the same programs, so they bind the same names.
@@ -79,8 +90,7 @@ impl Cpu {
         let gradient = inputs(names.uniforms, names.rows, names.columns)?;
         let statistics = inputs(names.statistics_uniforms, &[], names.statistics_columns)?;
         let dbias = SharedPointer(dbias.map_or(ptr::null_mut(), <[f32]>::as_mut_ptr));
-        let dw = SharedPointer(dw.as_mut_ptr());
-        self.pool().install(|| self.walk_tasks(family, pass, &gradient, &statistics, dw, dbias));
+        self.pool().install(|| self.walk_tasks(family, pass, &gradient, &statistics, &dw, dbias));
         Ok(())
     }
 
@@ -90,38 +100,60 @@ impl Cpu {
         pass: &TPass<'_>,
         gradient: &ProgramInputs,
         statistics: &ProgramInputs,
-        dw: SharedPointer<f32>,
+        dw: &GradientMut<'_>,
         dbias: SharedPointer<f32>,
     ) {
         let geometry = &family.geometry;
         let (tokens, hidden) = (pass.rows.len(), pass.x.columns());
         let panels = tokens.div_ceil(geometry.panel);
         let (padded, width) = (panels * geometry.panel, family.padded_hidden(hidden));
-        let rows = geometry.grad_rows;
+        let blocking = self.blocking(family, hidden);
+        let rows = blocking.grad_rows;
         let recompute = pass.saved.is_none();
 
         let x_grad = self.pack_tokens(family, family.pack_tokens_grad, pass.x, pass.rows);
         let x =
             if recompute { self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows) } else { Buffer::zeroed(0) };
-        let packed = if recompute { rows * width * geometry.packed_vocabulary } else { 0 };
-        let scratch: Vec<Mutex<(Buffer<u8>, Buffer<u8>)>> = (0..self.pool().current_num_threads())
-            .map(|_| Mutex::new((Buffer::zeroed((geometry.grad_scratch)(rows, width)), Buffer::zeroed(packed))))
-            .collect();
+        let packed = if recompute { rows * width * geometry.packed } else { 0 };
+        let sums = if dw.dtype() == Dtype::F32 { 0 } else { rows * hidden };
+        let scratch = || Scratch {
+            kernel: Buffer::zeroed((geometry.grad_scratch)(&blocking)),
+            w: Buffer::zeroed(packed),
+            sums: Buffer::zeroed(sums),
+        };
+        let scratch: Vec<Mutex<Scratch>> =
+            (0..self.pool().current_num_threads()).map(|_| Mutex::new(scratch())).collect();
         let region = padded * family.chunk * family.dtype.size();
         let limits: Vec<f32> = pass.filter.map_or_else(Vec::new, |filter| {
             let bound = pass.output("bound").unwrap_or_default();
             bound
                 .iter()
                 .zip(pass.upstream)
-                .map(|(bound, upstream)| filter.threshold * (bound * upstream).abs())
+                // The bound counts a probability and a target of one: half of it is what a probability of one makes.
+                .map(|(bound, upstream)| 0.5 * filter.threshold * (bound * upstream).abs())
                 .collect()
         });
         let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
         tasks(family, pass.w.rows(), rows).into_par_iter().for_each(|task| {
-            let thread = rayon::current_thread_index().unwrap_or(0);
-            let mut scratch = scratch[thread].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let (scratch, w) = &mut *scratch;
+            let mut scratch = lock(&scratch);
+            let Scratch { kernel: scratch, w, sums } = &mut *scratch;
+            let elements = task.columns * hidden;
+            // SAFETY: each task has its own rows of dW.
+            let part = unsafe { dw.part(task.first_column * hidden, elements) };
+            let (sums, narrow) = match part {
+                Part::F32(values) => {
+                    if dw.overwrites() {
+                        values.fill(0.0);
+                    }
+                    (values, None)
+                }
+                narrow => {
+                    let sums = &mut sums.as_mut()[..elements];
+                    sums.fill(0.0);
+                    (sums, Some(narrow))
+                }
+            };
             let allocated = task.columns.next_multiple_of(geometry.row_block);
             if recompute {
                 // SAFETY: the rows are rows of W, and the buffer of this thread holds them.
@@ -134,6 +166,7 @@ impl Cpu {
                         allocated_rows: allocated,
                         first_row: 0,
                         end_row: allocated,
+                        transpose: false,
                         out: w.as_mut().as_mut_ptr(),
                     });
                 }
@@ -158,6 +191,7 @@ impl Cpu {
                 run(&abi::WeightGrad {
                     inputs: gradient.view(),
                     statistics_inputs: statistics.view(),
+                    blocking,
                     hidden,
                     first_column: task.first_column,
                     columns: task.columns,
@@ -170,13 +204,16 @@ impl Cpu {
                     saved,
                     saved_row: task.first_column - task.chunk * family.chunk,
                     saved_reference,
-                    dw: dw.get().add(task.first_column * hidden),
+                    dw: sums.as_mut_ptr(),
                     dw_stride: hidden,
                     column_gradients: &column_gradient,
                     limits: limits.as_ptr(),
                     filtered: if pass.filter.is_some() { &raw mut count } else { ptr::null_mut() },
                     scratch: scratch.as_mut().as_mut_ptr(),
                 });
+            }
+            if let Some(narrow) = narrow {
+                narrow.put(sums, dw.overwrites());
             }
             if let Some(filter) = pass.filter {
                 filter.add(count.tiles, count.skipped);

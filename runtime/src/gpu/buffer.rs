@@ -19,8 +19,8 @@ pub struct Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.driver.free(self.address);
             self.driver.meter().remove(self.bytes);
+            self.driver.free(self.address);
         }
     }
 }
@@ -100,6 +100,16 @@ impl Buffer {
             self.driver.download(self.at(byte), bytemuck::cast_slice_mut(&mut values))?;
         }
         Ok(values)
+    }
+
+    /// Reads from the first byte on; waits for it.
+    pub(super) fn read(&self, values: &mut [u8]) -> Result<()> {
+        if values.is_empty() { Ok(()) } else { self.driver.download(self.address, values) }
+    }
+
+    /// Writes from the first byte on.
+    pub(super) fn write(&self, values: &[u8]) -> Result<()> {
+        if values.is_empty() { Ok(()) } else { self.driver.upload(self.address, values) }
     }
 
     /// Hands out the first rows of `width` floats in order, some at a time; waits for them.

@@ -1,16 +1,16 @@
 //! Compiled kernels on disk.
 //!
-//! An entry is named for the hash of everything that decides its code. It is written to a temporary file and renamed, so
-//! it is there whole or not at all, and it carries its own checksum: a damaged entry is as good as none.
+//! An entry is an [`Artifact`] in a file that is named for everything that decides its code. It is written to a temporary
+//! file and renamed, so it is there whole or not at all, and a damaged entry is as good as none.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use vocabfuse_codegen::compile::artifact::{Artifact, Label};
+use vocabfuse_codegen::manifest::hash;
 
 /// Environment variable that names the folder.
 const VARIABLE: &str = "VOCABFUSE_CACHE";
-
-const MAGIC: &str = "vocabfuse kernel 1";
 
 /// A folder of compiled kernels.
 #[derive(Clone, Debug)]
@@ -18,33 +18,14 @@ pub(super) struct Cache {
     folder: Option<PathBuf>,
 }
 
-/// What decides the code of a kernel, and what its caller relies on.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Key<'a> {
-    pub(super) name: &'a str,
-    /// Architecture, form and compiler.
-    pub(super) flags: &'a str,
-    pub(super) text: &'a str,
-    /// Hash of parameters and bindings.
-    pub(super) abi: &'a str,
+/// Name of an entry but for the compiler that made it.
+fn stem(label: &Label) -> String {
+    let decides = serde_json::to_string(&(&label.text, &label.options)).unwrap_or_default();
+    format!("{}-{}", label.kernel, hash(decides.as_bytes()))
 }
 
-// FNV-1a: the same in every version of Rust. It guards against accidents, not against anybody.
-fn hash(parts: &[&[u8]]) -> u64 {
-    let step = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3);
-    parts.iter().fold(0xcbf2_9ce4_8422_2325, |h, part| step(part.iter().fold(h, step), &0xff))
-}
-
-impl Key<'_> {
-    fn file(&self) -> String {
-        let hash = hash(&[self.name.as_bytes(), self.flags.as_bytes(), self.text.as_bytes()]);
-        format!("{}-{hash:016x}.bin", self.name)
-    }
-
-    fn header(&self, code: &[u8]) -> String {
-        let checksum = hash(&[code]);
-        format!("{MAGIC}\n{}\n{}\n{}\n{checksum:016x}\n", self.name, self.flags, self.abi)
-    }
+fn file(label: &Label) -> String {
+    format!("{}-{}.bin", stem(label), label.compiler.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_"))
 }
 
 impl Cache {
@@ -60,31 +41,41 @@ impl Cache {
         Cache { folder: Some(folder.to_owned()) }
     }
 
-    /// The code of a kernel, if it is there undamaged and has the interface that the caller knows.
-    pub(super) fn get(&self, key: &Key<'_>) -> Option<Vec<u8>> {
-        let entry = fs::read(self.folder.as_ref()?.join(key.file())).ok()?;
-        // The header ends with its fifth line; it is compared whole.
-        let (end, _) = entry.iter().enumerate().filter(|(_, b)| **b == b'\n').nth(4)?;
-        let (header, code) = entry.split_at(end + 1);
-        (header == key.header(code).as_bytes()).then(|| code.to_vec())
+    /// The code of a kernel, if it is there undamaged with this very label. Where the label has no compiler, as there is
+    /// none, that of any will do.
+    pub(super) fn get(&self, wanted: &Label) -> Option<Vec<u8>> {
+        let folder = self.folder.as_ref()?;
+        if !wanted.compiler.is_empty() {
+            return read(&folder.join(file(wanted)), wanted);
+        }
+        let stem = stem(wanted);
+        let named = |path: &PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&stem));
+        let mut paths: Vec<PathBuf> = fs::read_dir(folder).ok()?.flatten().map(|e| e.path()).filter(named).collect();
+        paths.sort();
+        paths.iter().rev().find_map(|path| read(path, wanted))
     }
 
-    /// Keeps the code of a kernel. A folder that cannot be written costs time only.
-    pub(super) fn put(&self, key: &Key<'_>, code: &[u8]) {
+    /// Keeps a kernel. A folder that cannot be written costs time only.
+    pub(super) fn put(&self, artifact: &Artifact) {
         let Some(folder) = &self.folder else { return };
-        if let Err(error) = write(folder, key, code) {
-            tracing::warn!("kernel {} is not cached in {}: {error}", key.name, folder.display());
+        if let Err(error) = write(folder, artifact) {
+            tracing::warn!("kernel {} is not cached in {}: {error}", artifact.label.kernel, folder.display());
         }
     }
 }
 
-fn write(folder: &Path, key: &Key<'_>, code: &[u8]) -> std::io::Result<()> {
+fn read(path: &Path, wanted: &Label) -> Option<Vec<u8>> {
+    let Artifact { label, code } = Artifact::decode(&fs::read(path).ok()?).ok()?;
+    let compiler = if wanted.compiler.is_empty() { &label.compiler } else { &wanted.compiler };
+    (label == Label { compiler: compiler.clone(), ..wanted.clone() }).then_some(code)
+}
+
+fn write(folder: &Path, artifact: &Artifact) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(key.header(code).as_bytes())?;
-    file.write_all(code)?;
-    file.as_file().sync_all()?;
-    file.persist(folder.join(key.file())).map_err(|e| e.error)?;
+    let mut entry = tempfile::NamedTempFile::new_in(folder)?;
+    entry.write_all(&artifact.encode())?;
+    entry.as_file().sync_all()?;
+    entry.persist(folder.join(file(&artifact.label))).map_err(|e| e.error)?;
     Ok(())
 }
 
@@ -92,41 +83,64 @@ fn write(folder: &Path, key: &Key<'_>, code: &[u8]) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    const KEY: Key<'_> = Key { name: "merge", flags: "sm_80 ptx", text: "text", abi: "0123" };
+    fn label() -> Label {
+        Label {
+            kernel: "merge".to_owned(),
+            abi: "0123".to_owned(),
+            text: "4567".to_owned(),
+            options: vec!["--gpu-architecture=sm_80".to_owned(), "-w".to_owned()],
+            compiler: "NVRTC 12.9.86".to_owned(),
+        }
+    }
+
+    fn artifact() -> Artifact {
+        Artifact { label: label(), code: b"code\nwith lines\n".to_vec() }
+    }
 
     #[test]
-    fn an_entry_comes_back_for_its_own_key_only() {
+    fn an_entry_comes_back_for_its_own_label_only() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
-        assert_eq!(cache.get(&KEY), None);
-        cache.put(&KEY, b"code\nwith lines\n");
-        assert_eq!(cache.get(&KEY).as_deref(), Some(&b"code\nwith lines\n"[..]));
+        assert_eq!(cache.get(&label()), None);
+        cache.put(&artifact());
+        assert_eq!(cache.get(&label()), Some(artifact().code));
+        let text = |text: &str| text.to_owned();
         for other in [
-            Key { name: "finish", ..KEY },
-            Key { flags: "sm_90 ptx", ..KEY },
-            Key { text: "other", ..KEY },
-            Key { abi: "4567", ..KEY },
+            Label { kernel: text("finish"), ..label() },
+            Label { abi: text("4567"), ..label() },
+            Label { text: text("0123"), ..label() },
+            Label { options: vec![text("--gpu-architecture=sm_80")], ..label() },
+            Label { options: vec![text("--gpu-architecture=sm_90"), text("-w")], ..label() },
+            Label { compiler: text("NVRTC 12.9.87"), ..label() },
         ] {
             assert_eq!(cache.get(&other), None, "{other:?}");
         }
     }
 
     #[test]
+    fn without_a_compiler_that_of_any_will_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        cache.put(&artifact());
+        assert_eq!(cache.get(&Label { compiler: String::new(), ..label() }), Some(artifact().code));
+    }
+
+    #[test]
     fn a_damaged_entry_is_as_good_as_none() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
-        let path = folder.path().join(KEY.file());
-        cache.put(&KEY, b"some code");
+        let path = folder.path().join(file(&label()));
+        cache.put(&artifact());
         let whole = fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             fs::write(&path, &damaged).unwrap();
-            assert_eq!(cache.get(&KEY), None, "byte {at}");
+            assert_eq!(cache.get(&label()), None, "byte {at}");
             fs::write(&path, &whole[..at]).unwrap();
-            assert_eq!(cache.get(&KEY), None, "{at} bytes");
+            assert_eq!(cache.get(&label()), None, "{at} bytes");
         }
-        cache.put(&KEY, b"some code");
-        assert_eq!(cache.get(&KEY).as_deref(), Some(&b"some code"[..]));
+        cache.put(&artifact());
+        assert_eq!(cache.get(&label()), Some(artifact().code));
     }
 }

@@ -1,7 +1,7 @@
 //! A CUDA device: the driver's library, loaded when a device is asked for.
 
 use super::clock::Clock;
-use super::driver::{Argument, Driver, Form, Handle, Shape};
+use super::driver::{Argument, Driver, Form, Graph, Handle, Operation, Shape};
 use super::meter::Meter;
 use crate::{Error, Result};
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -17,7 +17,7 @@ pub(super) struct Cuda {
     architecture: Architecture,
     stream: Arc<CudaStream>,
     functions: Mutex<Vec<Function>>,
-    clock: Mutex<Clock>,
+    clock: Arc<Mutex<Clock>>,
     meter: Meter,
 }
 
@@ -27,14 +27,19 @@ struct Function(sys::CUfunction);
 // SAFETY: a handle of the driver, which any thread may use while the module is loaded; modules stay loaded.
 unsafe impl Send for Function {}
 
+/// Whether the driver's library can be loaded.
+pub(super) fn has_driver() -> bool {
+    // SAFETY: loading the library runs its initialisers, which is what a program that asks for it wants.
+    unsafe { sys::is_culib_present() }
+}
+
 impl Cuda {
     /// The device of an ordinal.
     ///
     /// # Errors
     /// [`Error::Missing`] without a driver; [`Error::Device`] if there is no such device, or it is too old.
     pub(super) fn new(ordinal: usize) -> Result<Cuda> {
-        // SAFETY: loading the driver's library runs its initialisers, which is what a program that asks for it wants.
-        if !unsafe { sys::is_culib_present() } {
+        if !has_driver() {
             return Err(Error::Missing(format!(
                 "device cuda:{ordinal}: the NVIDIA driver is not installed (no libcuda.so.1); \
                  install the driver, or use device cpu"
@@ -65,7 +70,7 @@ impl Cuda {
             architecture,
             stream,
             functions: Mutex::default(),
-            clock: Mutex::default(),
+            clock: Arc::default(),
             meter: Meter::default(),
         })
     }
@@ -154,12 +159,14 @@ impl Driver for Cuda {
 
     fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         let stream = self.for_host()?;
+        self.meter.upload();
         // SAFETY: the target has room for the values; from pageable memory the driver has copied them when it returns.
         unsafe { result::memcpy_htod_async(to, from, stream) }.map_err(self.failed("copy to the device"))
     }
 
     fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         let stream = self.for_host()?;
+        self.meter.download();
         // SAFETY: the source has as many bytes, and the target lives until the stream is through.
         unsafe { result::memcpy_dtoh_async(to, from, stream) }.map_err(self.failed("copy from the device"))?;
         self.synchronize()
@@ -197,6 +204,33 @@ impl Driver for Cuda {
         .map_err(&failed)
     }
 
+    fn graph(&self, operations: Vec<Operation>) -> Result<Box<dyn Graph>> {
+        let stream = self.bind()?;
+        let failed = self.failed("graph");
+        // Events of the clock are no part of it.
+        self.clock().end(stream).map_err(&failed)?;
+        let paused = std::mem::take(&mut *self.clock());
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive; between begin and end this thread launches kernels and copies on it, nothing else.
+        let captured = unsafe {
+            result::stream::begin_capture(stream, mode).map_err(&failed)?;
+            let issued = operations.iter().try_for_each(|operation| operation.issue(self));
+            let captured = result::stream::end_capture(stream).map_err(&failed);
+            issued.and(captured)
+        };
+        *self.clock() = paused;
+        let captured = captured?;
+        let flags = sys::CUgraphInstantiate_flags(0);
+        // SAFETY: the graph was captured above; the executable graph does not need it any more.
+        let graph = unsafe {
+            let graph = result::graph::instantiate(captured, flags).map_err(&failed);
+            let _ = result::graph::destroy(captured);
+            graph?
+        };
+        let (stream, clock) = (Arc::clone(&self.stream), Arc::clone(&self.clock));
+        Ok(Box::new(Executable { graph, stream, clock, name: self.name.clone() }))
+    }
+
     fn synchronize(&self) -> Result<()> {
         self.stream.synchronize().map_err(self.failed("synchronisation"))
     }
@@ -218,14 +252,47 @@ impl Driver for Cuda {
     }
 }
 
+/// A graph that was captured and instantiated.
+#[derive(Debug)]
+struct Executable {
+    graph: sys::CUgraphExec,
+    stream: Arc<CudaStream>,
+    clock: Arc<Mutex<Clock>>,
+    name: String,
+}
+
+// SAFETY: a handle of the driver; launches of one graph on one stream are ordered by the stream.
+unsafe impl Send for Executable {}
+// SAFETY: as above.
+unsafe impl Sync for Executable {}
+
+impl Graph for Executable {
+    fn run(&self) -> Result<()> {
+        let failed = |error: DriverError| Error::Device(format!("{}, graph: {error}", self.name));
+        self.stream.context().bind_to_thread().map_err(failed)?;
+        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        clock.begin(self.stream.cu_stream()).map_err(failed)?;
+        // SAFETY: the graph and the stream are alive, and so is the memory that the graph names.
+        unsafe { result::graph::launch(self.graph, self.stream.cu_stream()) }.map_err(failed)
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // Its memory must not go while it runs. A failure means that the context is gone, and the graph with it.
+        let _ = self.stream.synchronize();
+        // SAFETY: instantiated once and destroyed once.
+        let _ = unsafe { result::graph::exec_destroy(self.graph) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn without_a_driver_the_error_says_what_is_missing() {
-        // SAFETY: as in `Cuda::new`.
-        if unsafe { sys::is_culib_present() } {
+        if has_driver() {
             return;
         }
         let error = Cuda::new(0).unwrap_err();

@@ -3,6 +3,7 @@
 use super::meter::Meter;
 use crate::Result;
 use std::fmt::Debug;
+pub use vocabfuse_codegen::compile::Form;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 
 /// A kernel argument.
@@ -41,18 +42,48 @@ pub struct Shape {
     pub shared: usize,
 }
 
-/// Form in which kernels are loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// PTX text.
-    Ptx,
-    /// Machine code of one architecture.
-    Cubin,
-}
-
 /// A kernel that is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(pub usize);
+
+/// Work of a device, by address.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// A kernel with all of its arguments.
+    Launch {
+        /// The kernel.
+        kernel: Handle,
+        /// Its extent.
+        shape: Shape,
+        /// Its arguments, of the types of its parameters.
+        arguments: Vec<Argument>,
+    },
+    /// A copy within the device.
+    Copy {
+        /// Address of the source.
+        from: u64,
+        /// Address of the target.
+        to: u64,
+        /// Size.
+        bytes: usize,
+    },
+}
+
+impl Operation {
+    /// Calls a driver.
+    pub(super) fn issue(&self, driver: &dyn Driver) -> Result<()> {
+        match self {
+            Operation::Launch { kernel, shape, arguments } => driver.launch(*kernel, *shape, arguments),
+            Operation::Copy { from, to, bytes } => driver.copy(*from, *to, *bytes),
+        }
+    }
+}
+
+/// Operations that a device runs again and again, each time in the order of the stream that it was made on.
+pub trait Graph: Debug + Send + Sync + 'static {
+    /// Runs all of them; does not wait.
+    fn run(&self) -> Result<()>;
+}
 
 /// Memory, copies and launches, all in the order of the calls. Nothing waits but `download` and `synchronize`.
 pub trait Driver: Debug + Send + Sync + 'static {
@@ -76,6 +107,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
     /// Launches a kernel with all of its arguments, of the types of its parameters.
     fn launch(&self, kernel: Handle, shape: Shape, arguments: &[Argument]) -> Result<()>;
+    /// Makes operations ready to be run again and again. The memory that they name stays until the graph goes.
+    fn graph(&self, operations: Vec<Operation>) -> Result<Box<dyn Graph>>;
     /// Waits for everything before.
     fn synchronize(&self) -> Result<()>;
     /// Memory that buffers hold.

@@ -1,12 +1,12 @@
 //! Results and dX from merged rows, on a device.
 
 use super::buffer::Buffer;
-use super::driver::Argument::{I32, I64, Pointer};
+use super::driver::Argument::{self, I32, I64, Pointer};
 use super::kernels::Kernels;
 use super::rows::{Rows, Targets, pointer};
 use crate::Result;
 use crate::buffer::SharedPointer;
-use crate::passes::FinishJob;
+use crate::passes::{FinishJob, LayerInputs};
 use std::ops::Range;
 use std::sync::Arc;
 use vocabfuse_codegen::KernelKind;
@@ -51,6 +51,55 @@ fn owned(kernels: &Kernels, range: &Range<usize>, owners: &[Targets], row_bytes:
     Ok(Owned { rows: Some(Arc::new(rows)), index })
 }
 
+/// What the kernel reads of some tokens besides their rows, and where it puts dX.
+pub(super) struct Finish<'a> {
+    /// What row programs read.
+    pub(super) layer: LayerInputs<'a>,
+    /// Values per token that the program reads besides statistics, by name: f32 `[tokens]`.
+    pub(super) tokens: &'a [(&'static str, Argument)],
+    /// Rows of W, as far apart as those of A.
+    pub(super) target_rows: Argument,
+    /// Row of `target_rows` of each token, negative for none.
+    pub(super) target_index: Argument,
+    /// dX `[tokens]`, rows as far apart as those of A; null computes results only.
+    pub(super) dx: Argument,
+}
+
+/// Launches the finish program.
+pub(super) fn launch(kernels: &Kernels, rows: &Rows, with: &Finish<'_>) -> Result<Results> {
+    let (tokens, width) = (rows.tokens, rows.width);
+    let outputs = Buffer::new(kernels.driver(), kernels.outputs().len() * tokens * 4)?;
+    let statistics = kernels.statistics();
+    let value = |name: &str| match statistics.iter().position(|(known, _)| known == name) {
+        Some(position) => Some(rows.state_part(1 + position)),
+        None => with.tokens.iter().find(|(known, _)| *known == name).map(|(_, values)| *values),
+    };
+    let operand = rows.operand.as_ref();
+    let a = if with.dx == Pointer(0) { Pointer(0) } else { pointer(rows.a.as_ref()) };
+    let call = kernels
+        .call(KernelKind::Finish)?
+        .set([
+            ("references", rows.state_part(0)),
+            ("hidden", I32(width as i32)),
+            ("a", a),
+            ("a_stride", I64(width as i64)),
+            ("target_rows", with.target_rows),
+            ("target_stride", I64(width as i64)),
+            ("target_index", with.target_index),
+            ("rows", Pointer(0)),
+            ("dx", with.dx),
+            ("dx_stride", I64(width as i64)),
+            ("outputs", outputs.from(0)),
+            ("output_stride", I64(tokens as i64)),
+            ("operand", pointer(operand.map(|o| &o.values))),
+            ("operand_stride", I64(if operand.is_some_and(|o| o.shared) { 0 } else { width as i64 })),
+        ])
+        .uniforms(|name| with.layer.uniform(name))?
+        .rows(value)?;
+    call.launch(row_blocks(tokens))?;
+    Ok(Results { outputs })
+}
+
 /// Results of merged rows, the tokens `range` of the whole; dX of these tokens is written if `dx` is given. Drops A.
 pub(super) fn finish(
     kernels: &Kernels,
@@ -61,42 +110,23 @@ pub(super) fn finish(
     dx: Option<SharedPointer<f32>>,
 ) -> Result<Results> {
     let (driver, tokens, width) = (kernels.driver(), range.len(), rows.width);
-    let outputs = Buffer::new(driver, kernels.outputs().len() * tokens * 4)?;
-    let a = rows.a.take().filter(|_| dx.is_some());
     let target = owned(kernels, &range, owners, width * kernels.dtype.size())?;
-    let operand = rows.operand.take();
-    let per_token =
-        |(name, values): &(&'static str, Vec<f32>)| Ok((*name, Buffer::with(driver, &values[range.clone()])?));
-    let per_token: Vec<(&str, Buffer)> = job.tokens.iter().map(per_token).collect::<Result<_>>()?;
+    let upload = |(name, values): &(&'static str, Vec<f32>)| Ok((*name, Buffer::with(driver, &values[range.clone()])?));
+    let uploaded: Vec<(&'static str, Buffer)> = job.tokens.iter().map(upload).collect::<Result<_>>()?;
+    let per_token: Vec<_> = uploaded.iter().map(|(name, values)| (*name, values.from(0))).collect();
     let index = Buffer::with(driver, &target.index)?;
-    let gradient = Buffer::new(driver, if a.is_some() { tokens * width * 4 } else { 0 })?;
-    let statistics = kernels.statistics();
-    let value = |name: &str| match statistics.iter().position(|(known, _)| known == name) {
-        Some(position) => Some(rows.state_part(1 + position)),
-        None => per_token.iter().find(|(known, _)| *known == name).map(|(_, values)| values.from(0)),
+    let wanted = dx.is_some() && rows.a.is_some();
+    let gradient = wanted.then(|| Buffer::new(driver, tokens * width * 4)).transpose()?;
+    let with = Finish {
+        layer: job.inputs,
+        tokens: &per_token,
+        target_rows: pointer(target.rows.as_deref()),
+        target_index: index.from(0),
+        dx: pointer(gradient.as_ref()),
     };
-    let call = kernels
-        .call(KernelKind::Finish)?
-        .set([
-            ("references", rows.state_part(0)),
-            ("hidden", I32(width as i32)),
-            ("a", pointer(a.as_ref())),
-            ("a_stride", I64(width as i64)),
-            ("target_rows", pointer(target.rows.as_deref())),
-            ("target_stride", I64(width as i64)),
-            ("target_index", index.from(0)),
-            ("rows", Pointer(0)),
-            ("dx", gradient.from(0)),
-            ("dx_stride", I64(width as i64)),
-            ("outputs", outputs.from(0)),
-            ("output_stride", I64(tokens as i64)),
-            ("operand", pointer(operand.as_ref().map(|o| &o.values))),
-            ("operand_stride", I64(if operand.as_ref().is_some_and(|o| o.shared) { 0 } else { width as i64 })),
-        ])
-        .uniforms(|name| job.inputs.uniform(name))?
-        .rows(value)?;
-    call.launch(row_blocks(tokens))?;
-    if let (Some(dx), Some(_)) = (dx, &a) {
+    let results = launch(kernels, rows, &with)?;
+    (rows.a, rows.operand) = (None, None);
+    if let (Some(dx), Some(gradient)) = (dx, &gradient) {
         gradient.each_row(tokens, width, |token, values| {
             let row = job.rows[range.start + token] as usize;
             // SAFETY: dX has a row of H for every row of X, and nobody else writes those of this block meanwhile.
@@ -104,5 +134,5 @@ pub(super) fn finish(
             to.copy_from_slice(&values[..job.hidden]);
         })?;
     }
-    Ok(Results { outputs })
+    Ok(results)
 }

@@ -4,10 +4,10 @@ use super::cache::Cache;
 use super::call::Call;
 use super::compile::Compiler;
 use super::driver::{Driver, Handle};
+use super::source::Source;
 use crate::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use vocabfuse_codegen::emit::cuda_entry;
 use vocabfuse_codegen::loss::Merge;
 use vocabfuse_codegen::manifest::Entry;
 use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Loss, Precision, Target};
@@ -28,13 +28,19 @@ pub(super) struct Kernel {
 pub(super) struct Library {
     driver: Arc<dyn Driver>,
     compiler: Compiler,
-    loaded: Mutex<BTreeMap<String, Arc<Kernel>>>,
+    loaded: Arc<Mutex<BTreeMap<String, Arc<Kernel>>>>,
 }
 
 impl Library {
     pub(super) fn new(driver: Arc<dyn Driver>, cache: Cache) -> Library {
-        let compiler = Compiler { cache, architecture: driver.architecture(), form: driver.form() };
-        Library { driver, compiler, loaded: Mutex::default() }
+        let (architecture, form) = (driver.architecture(), driver.form());
+        let compiler = Compiler { cache, architecture, form, embedded: vocabfuse_kernels::CUBINS };
+        Library { driver, compiler, loaded: Arc::default() }
+    }
+
+    /// The same kernels, launched through another driver of the same device.
+    fn through(&self, driver: Arc<dyn Driver>) -> Library {
+        Library { driver, compiler: self.compiler.clone(), loaded: Arc::clone(&self.loaded) }
     }
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
@@ -43,7 +49,7 @@ impl Library {
 
     /// The same device and cache, with no kernel loaded.
     pub(super) fn emptied(&self) -> Library {
-        Library { driver: Arc::clone(&self.driver), compiler: self.compiler.clone(), loaded: Mutex::default() }
+        Library { driver: Arc::clone(&self.driver), compiler: self.compiler.clone(), loaded: Arc::default() }
     }
 
     fn get(&self, spec: &KernelSpec, loss: &Loss) -> Result<Arc<Kernel>> {
@@ -52,9 +58,9 @@ impl Library {
         if let Some(kernel) = loaded.get(&name) {
             return Ok(Arc::clone(kernel));
         }
-        let entry = cuda_entry(spec, loss).map_err(|e| Error::Compile(e.to_string()))?;
-        let code = self.compiler.code(spec, loss, &entry)?;
-        let kernel = Arc::new(Kernel { handle: self.driver.load(&name, &code)?, entry });
+        let source = Source::new(spec, loss)?;
+        let code = self.compiler.code(&source)?;
+        let kernel = Arc::new(Kernel { handle: self.driver.load(&name, &code)?, entry: source.entry });
         loaded.insert(name, Arc::clone(&kernel));
         Ok(kernel)
     }
@@ -83,6 +89,11 @@ impl Kernels {
         // Refuses what no kernel covers before anything runs.
         kernels.spec(KernelKind::LogitsSoftmax)?;
         Ok(kernels)
+    }
+
+    /// The same kernels, launched through another driver of the same device.
+    pub(super) fn through(&self, driver: Arc<dyn Driver>) -> Kernels {
+        Kernels { library: Arc::new(self.library.through(driver)), ..self.clone() }
     }
 
     /// The kernels of a dtype that move rows, for which neither chunk nor precision matters.
@@ -123,10 +134,11 @@ impl Kernels {
         self.loss.finish.row_outputs().map(|(name, _)| name).collect()
     }
 
-    /// Names of the kernels that a microbatch calls.
+    /// Names of the kernels that a microbatch without a filter calls.
     pub(super) fn names(&self, saved: bool) -> Vec<&'static str> {
         let unused = if saved { KernelKind::LogitsGradient } else { KernelKind::SavedGradient };
-        let used = kinds(self.dtype).into_iter().filter(|kind| *kind != unused && self.loss.has(*kind));
+        let called = |kind: &KernelKind| *kind != unused && *kind != KernelKind::FilterTiles && self.loss.has(*kind);
+        let used = kinds(self.dtype).into_iter().filter(called);
         used.filter_map(|kind| self.name(kind).ok()).collect()
     }
 
@@ -151,6 +163,7 @@ pub(super) fn kinds(dtype: Dtype) -> Vec<KernelKind> {
         KernelKind::LogitsGradient,
         KernelKind::WeightGrad,
         KernelKind::ReduceColumns,
+        KernelKind::FilterTiles,
     ];
     if dtype == Dtype::F16 {
         kinds.push(KernelKind::GradientScale);

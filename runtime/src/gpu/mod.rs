@@ -16,12 +16,19 @@ mod meter;
 mod operator;
 mod passes;
 mod ptx;
+mod record;
 mod rows;
 mod s_pass;
+mod source;
+mod step;
 mod t_pass;
 mod tables;
+mod tensor;
 
+pub use meter::Traffic;
 pub use ptx::{Ptx, PtxReport};
+pub use step::{Step, StepOptions};
+pub use tensor::DeviceTensor;
 
 use crate::{Error, Result};
 use cache::Cache;
@@ -49,6 +56,11 @@ pub struct Gpu {
 }
 
 impl Gpu {
+    /// Whether the NVIDIA driver is installed; there may be no GPU.
+    pub fn has_driver() -> bool {
+        cuda::has_driver()
+    }
+
     /// The CUDA device of an ordinal.
     ///
     /// # Errors
@@ -122,6 +134,11 @@ impl Gpu {
     /// [`Error::Device`] if the device fails.
     pub fn stop_clock(&self) -> Result<Option<f64>> {
         self.library.driver().stop_clock()
+    }
+
+    /// Allocations and copies from and to the host so far.
+    pub fn traffic(&self) -> Traffic {
+        self.library.driver().meter().traffic()
     }
 
     /// The most bytes that buffers on the device have held at a time since the last call.

@@ -8,7 +8,7 @@ use super::rows::{Rows, Targets};
 use super::s_pass::{self, Inputs, Saved, Walk};
 use super::t_pass::{self, Ticket};
 use crate::buffer::SharedPointer;
-use crate::passes::{Block, Extent, FinishJob, Passes, SPass, Sums};
+use crate::passes::{Block, Extent, FinishJob, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
 
@@ -67,8 +67,8 @@ impl Passes for Gpu {
         accumulate: bool,
         save: bool,
     ) -> Result<(Rows, Option<Saved>)> {
-        let saved = save.then(|| s_pass::saved(kernels, pass)).transpose()?;
-        let walk = Walk::new(kernels, inputs, pass, accumulate && !save)?;
+        let saved = save.then(|| s_pass::saved(kernels, inputs)).transpose()?;
+        let walk = Walk::new(kernels, inputs, pass.inputs, accumulate && !save)?;
         let mut rows = walk.statistics(accumulate, saved.as_ref())?;
         if accumulate {
             rows.operand = walk.operand()?;
@@ -96,7 +96,7 @@ impl Passes for Gpu {
     ) -> Result<Rows> {
         let mut rows = if leads { merged } else { merged.without_statistics(kernels)? };
         rows.width = inputs.width;
-        let walk = Walk::new(kernels, inputs, pass, saved.is_none())?;
+        let walk = Walk::new(kernels, inputs, pass.inputs, saved.is_none())?;
         walk.relative(&mut rows, saved.as_deref())?;
         rows.operand = walk.operand()?;
         rows.targets = s_pass::gather_targets(kernels, inputs, pass)?;
@@ -171,16 +171,7 @@ impl Passes for Gpu {
         Ok(ticket)
     }
 
-    fn t_pass(
-        &self,
-        kernels: &Kernels,
-        inputs: &Inputs,
-        pass: &SPass<'_>,
-        ticket: &Ticket,
-        saved: Option<Saved>,
-        upstream: &[f32],
-        sums: Sums<'_>,
-    ) -> Result<()> {
-        t_pass::t_pass(kernels, inputs, pass, ticket, saved, upstream, sums)
+    fn t_pass(&self, kernels: &Kernels, pass: TPass<'_, Gpu>) -> Result<()> {
+        t_pass::t_pass(kernels, pass)
     }
 }

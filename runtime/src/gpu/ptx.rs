@@ -1,6 +1,6 @@
 //! The PTX interpreter as a driver: the kernels of a GPU on any machine, checked while they run.
 
-use super::driver::{Argument, Driver, Form, Handle, Shape};
+use super::driver::{Argument, Driver, Form, Graph, Handle, Operation, Shape};
 use super::meter::Meter;
 use crate::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -146,10 +146,12 @@ impl Driver for Ptx {
     }
 
     fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.meter.upload();
         self.state().memory.write(to, from).map_err(|e| fault(&e))
     }
 
     fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.meter.download();
         self.state().memory.read(from, to).map_err(|e| fault(&e))
     }
 
@@ -188,6 +190,10 @@ impl Driver for Ptx {
         Ok(())
     }
 
+    fn graph(&self, operations: Vec<Operation>) -> Result<Box<dyn Graph>> {
+        Ok(Box::new(Recorded { ptx: self.clone(), operations }))
+    }
+
     // Every launch ends before the call does.
     fn synchronize(&self) -> Result<()> {
         Ok(())
@@ -195,5 +201,18 @@ impl Driver for Ptx {
 
     fn meter(&self) -> &Meter {
         &self.meter
+    }
+}
+
+/// Operations that the interpreter runs one after the other.
+#[derive(Debug)]
+struct Recorded {
+    ptx: Ptx,
+    operations: Vec<Operation>,
+}
+
+impl Graph for Recorded {
+    fn run(&self) -> Result<()> {
+        self.operations.iter().try_for_each(|operation| operation.issue(&self.ptx))
     }
 }

@@ -4,7 +4,8 @@ use super::buffer::Buffer;
 use super::driver::Argument::{self, I32, I64, Pointer};
 use super::kernels::Kernels;
 use super::rows::{Operand, Rows, Targets, pointer};
-use crate::passes::{COLUMNS, Extent, SPass};
+use super::t_pass::threshold;
+use crate::passes::{COLUMNS, Extent, LayerInputs, SPass};
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,21 +18,30 @@ use vocabfuse_codegen::{Dtype, KernelKind};
 /// zeros behind column H. The kernels take `width` for H.
 #[derive(Debug)]
 pub struct Inputs {
+    pub(super) tokens: usize,
+    pub(super) classes: usize,
     /// X `[tokens, width]`: tokens that count.
     pub(super) x: Buffer,
     /// W_d `[classes, width]`.
-    pub(super) w: Buffer,
+    pub(super) w: Arc<Buffer>,
     pub(super) width: usize,
     /// Values per class by name; null where the caller has none.
-    columns: Vec<(&'static str, Option<Buffer>)>,
+    pub(super) columns: Vec<(&'static str, Option<Arc<Buffer>>)>,
     /// Shard-local targets, -1 where another shard owns them.
     pub(super) targets: Buffer,
+    /// Largest logit of each token in each tile of columns, `[tiles][tokens]`, which pass S finds; only for filtering.
+    pub(super) peaks: Option<Buffer>,
 }
 
 impl Inputs {
+    /// Where the peaks of the tiles from a column on are.
+    pub(super) fn peaks(&self, column: usize) -> Argument {
+        self.peaks.as_ref().map_or(Pointer(0), |peaks| peaks.from(column_tiles(column) * self.tokens * 4))
+    }
+
     /// Values per class by name; null is zero.
     pub(super) fn column(&self, name: &str) -> Option<Argument> {
-        self.columns.iter().find(|(known, _)| *known == name).map(|(_, values)| pointer(values.as_ref()))
+        self.columns.iter().find(|(known, _)| *known == name).map(|(_, values)| pointer(values.as_deref()))
     }
 }
 
@@ -115,18 +125,31 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
     let column = |name| {
         // Copied from memory of ours: if the caller has pinned his, it might be read after he has it back.
         let values = pass.inputs.column(name).flatten().map(<[f32]>::to_vec);
-        Ok((name, values.map(|values| Buffer::with(driver, &values)).transpose()?))
+        Ok((name, values.map(|values| Buffer::with(driver, &values).map(Arc::new)).transpose()?))
     };
+    let filtered = threshold(pass.filter.map(|f| f.threshold), &pass.inputs).is_some();
+    let peaks = filtered.then(|| Buffer::new(driver, column_tiles(pass.w.rows()) * tokens * 4));
     Ok(Inputs {
+        tokens,
+        classes: pass.w.rows(),
         x,
-        w: Buffer::matrix(driver, pass.w, width)?,
+        w: Arc::new(Buffer::matrix(driver, pass.w, width)?),
         width,
         columns: COLUMNS.into_iter().map(column).collect::<Result<_>>()?,
         targets: Buffer::with(driver, &pass.targets[..tokens])?,
+        peaks: peaks.transpose()?,
     })
 }
 
-fn gather(kernels: &Kernels, table: &Buffer, ids: &Buffer, width: usize, out: &Buffer, rows: usize) -> Result<()> {
+/// Rows of a table, zeros where an id is negative; all are `width` elements apart.
+pub(super) fn gather(
+    kernels: &Kernels,
+    table: &Buffer,
+    ids: &Buffer,
+    width: usize,
+    out: &Buffer,
+    rows: usize,
+) -> Result<()> {
     let call = kernels.call(KernelKind::GatherRows)?.set([
         ("table", table.from(0)),
         ("table_stride", I64(width as i64)),
@@ -172,7 +195,8 @@ struct Accumulation {
 pub(super) struct Walk<'a> {
     kernels: &'a Kernels,
     inputs: &'a Inputs,
-    pass: &'a SPass<'a>,
+    /// What row programs read.
+    layer: LayerInputs<'a>,
     /// Statistics of each tile of a chunk.
     partials: Buffer,
     /// References before a chunk.
@@ -186,24 +210,20 @@ impl<'a> Walk<'a> {
     pub(super) fn new(
         kernels: &'a Kernels,
         inputs: &'a Inputs,
-        pass: &'a SPass<'a>,
+        layer: LayerInputs<'a>,
         keeps_e: bool,
     ) -> Result<Walk<'a>> {
-        let (driver, tokens) = (kernels.driver(), pass.rows.len());
+        let (driver, tokens) = (kernels.driver(), inputs.tokens);
         let parts = 1 + kernels.statistics().len();
         let partials = Buffer::new(driver, parts * column_tiles(kernels.chunk) * tokens * 4)?;
         let previous = Buffer::new(driver, tokens * 4)?;
         let e = keeps_e.then(|| Buffer::new(driver, region(kernels, tokens))).transpose()?;
-        Ok(Walk { kernels, inputs, pass, partials, previous, e })
-    }
-
-    fn tokens(&self) -> usize {
-        self.pass.rows.len()
+        Ok(Walk { kernels, inputs, layer, partials, previous, e })
     }
 
     /// Statistics, and with `accumulate` A, of a shard that has seen nothing yet.
     pub(super) fn statistics(&self, accumulate: bool, saved: Option<&Saved>) -> Result<Rows> {
-        let (kernels, tokens, classes) = (self.kernels, self.tokens(), self.pass.w.rows());
+        let (kernels, tokens, classes) = (self.kernels, self.inputs.tokens, self.inputs.classes);
         if classes == 0 {
             let mut rows = Rows::identity(kernels, tokens, self.inputs.width)?;
             rows.a = if accumulate { Some(self.zeros()?) } else { None };
@@ -243,7 +263,7 @@ impl<'a> Walk<'a> {
 
     /// A relative to the references in `rows`, none of which is below those of this shard.
     pub(super) fn relative(&self, rows: &mut Rows, saved: Option<&Saved>) -> Result<()> {
-        let (kernels, tokens, classes) = (self.kernels, self.tokens(), self.pass.w.rows());
+        let (kernels, tokens, classes) = (self.kernels, self.inputs.tokens, self.inputs.classes);
         if classes == 0 {
             rows.a = Some(self.zeros()?);
             return Ok(());
@@ -269,7 +289,7 @@ impl<'a> Walk<'a> {
     /// A += E W of a chunk, with nothing relative to another reference than that of the rows.
     fn product(&self, rows: &Rows, chunk: usize, e: Argument) -> Accumulation {
         Accumulation {
-            tokens: self.tokens(),
+            tokens: self.inputs.tokens,
             first: chunk == 0,
             e,
             a: pointer(rows.a.as_ref()),
@@ -280,7 +300,7 @@ impl<'a> Walk<'a> {
     }
 
     fn zeros(&self) -> Result<Buffer> {
-        Buffer::with(self.kernels.driver(), &vec![0.0f32; self.tokens() * self.inputs.width])
+        Buffer::with(self.kernels.driver(), &vec![0.0f32; self.inputs.tokens * self.inputs.width])
     }
 
     // Address of W from a column of the logits on.
@@ -289,17 +309,17 @@ impl<'a> Walk<'a> {
     }
 
     fn logits(&self, columns: &Range<usize>, references: Argument, e: Argument) -> Result<()> {
-        self.logits_of(KernelKind::LogitsSoftmax, self.tokens(), columns, references, e)
+        self.logits_of(KernelKind::LogitsSoftmax, self.inputs.tokens, columns, references, e)
     }
 
     /// A₂, if the loss has one.
     pub(super) fn operand(&self) -> Result<Option<Operand>> {
-        let (kernels, width, classes) = (self.kernels, self.inputs.width, self.pass.w.rows());
+        let (kernels, width, classes) = (self.kernels, self.inputs.width, self.inputs.classes);
         if !kernels.loss().has(KernelKind::LogitsOperand) {
             return Ok(None);
         }
         let shared = kernels.loss().shares_operand();
-        let tokens = if shared { self.tokens().min(1) } else { self.tokens() };
+        let tokens = if shared { self.inputs.tokens.min(1) } else { self.inputs.tokens };
         if classes == 0 {
             let values = Buffer::with(kernels.driver(), &vec![0.0f32; tokens * width])?;
             return Ok(Some(Operand { values, shared }));
@@ -331,6 +351,7 @@ impl<'a> Walk<'a> {
         e: Argument,
     ) -> Result<()> {
         let (kernels, inputs, width) = (self.kernels, self.inputs, self.inputs.width);
+        let peaks = if kind == KernelKind::LogitsSoftmax { inputs.peaks(columns.start) } else { Pointer(0) };
         let call = kernels
             .call(kind)?
             .set([
@@ -342,15 +363,15 @@ impl<'a> Walk<'a> {
                 ("hidden", I32(width as i32)),
                 ("first_column", I32(columns.start as i32)),
                 ("columns", I32(columns.len() as i32)),
-                ("classes", I32(self.pass.w.rows() as i32)),
+                ("classes", I32(inputs.classes as i32)),
                 ("targets", inputs.targets.from(0)),
                 ("references", references),
                 ("partials", self.partials.from(0)),
                 ("partial_stride", I64(tokens as i64)),
                 ("e", e),
-                ("peaks", Pointer(0)),
+                ("peaks", peaks),
             ])
-            .uniforms(|name| self.pass.inputs.uniform(name))?
+            .uniforms(|name| self.layer.uniform(name))?
             .columns(|name| inputs.column(name))?;
         call.launch(logits_blocks(tokens, columns.len()))
     }
@@ -376,6 +397,6 @@ impl<'a> Walk<'a> {
 }
 
 /// Room for the saved values of a shard.
-pub(super) fn saved(kernels: &Kernels, pass: &SPass<'_>) -> Result<Saved> {
-    Saved::new(kernels, pass.rows.len(), pass.w.rows())
+pub(super) fn saved(kernels: &Kernels, inputs: &Inputs) -> Result<Saved> {
+    Saved::new(kernels, inputs.tokens, inputs.classes)
 }

@@ -1,14 +1,17 @@
 //! Pass T of one shard on a device.
 
+use super::Gpu;
 use super::buffer::Buffer;
-use super::driver::Argument::{self, I32, I64, Pointer};
+use super::driver::Argument::{self, F32, I32, I64, Pointer};
 use super::kernels::Kernels;
 use super::rows::pointer;
 use super::s_pass::{Inputs, Saved, chunks};
 use crate::Result;
-use crate::passes::{SPass, Sums};
+use crate::passes::{LayerInputs, TPass};
 use std::ops::Range;
-use vocabfuse_codegen::cuda::{logits_blocks, reduce_columns_blocks, tile_blocks, token_tiles, weight_grad_blocks};
+use vocabfuse_codegen::cuda::{
+    column_tiles, logits_blocks, reduce_columns_blocks, tile_blocks, token_tiles, weight_grad_blocks,
+};
 use vocabfuse_codegen::{Dtype, KernelKind};
 
 /// What pass T needs of the merged rows of all tokens.
@@ -20,80 +23,108 @@ pub struct Ticket {
     pub(super) outputs: Buffer,
 }
 
-/// One microbatch on its way through pass T. No launch waits for a value of another: dW and dbias are read at the end.
-struct Walk<'a> {
+/// What pass T works on, all of it on the device.
+pub(super) struct Gradients<'a> {
+    /// What row programs read.
+    pub(super) layer: LayerInputs<'a>,
+    pub(super) ticket: &'a Ticket,
+    /// Upstream gradients, f32 `[tokens]`.
+    pub(super) upstream: &'a Buffer,
+    pub(super) saved: Option<&'a Saved>,
+    /// f32 `[classes, width]`.
+    pub(super) dw: &'a Buffer,
+    /// f32 `[classes]`.
+    pub(super) dbias: Option<&'a Buffer>,
+    /// Whether gradients are added to what is there.
+    pub(super) add: bool,
+}
+
+/// One microbatch on its way through pass T. No launch waits for a value of another.
+pub(super) struct Walk<'a> {
     kernels: &'a Kernels,
     inputs: &'a Inputs,
-    pass: &'a SPass<'a>,
-    ticket: &'a Ticket,
-    upstream: Buffer,
+    to: Gradients<'a>,
     /// What Q is multiplied by, and its inverse; f16 only.
     scale: Option<Buffer>,
     /// Q of one chunk, where it does not replace saved E.
     q: Option<Buffer>,
-    saved: Option<Saved>,
-    dw: Buffer,
-    dbias: Option<Buffer>,
     /// Column sums of Q.
     sums: Option<Buffer>,
+    /// Flags of tiles that take no part in dW, `[tiles of columns][tiles of tokens]`; only for filtering.
+    skip: Option<(f32, Buffer)>,
+}
+
+/// The threshold under which tiles are left out. Tiles are judged by their probabilities, so that nothing is left out of a
+/// loss whose derivatives are larger than these.
+pub(super) fn threshold(filter: Option<f32>, layer: &LayerInputs<'_>) -> Option<f32> {
+    let none = |name: &str| layer.uniform(name).is_none_or(|value| value == 0.0);
+    filter.filter(|_| none("z_loss") && none("smoothing_share"))
 }
 
 /// Adds the gradients of one shard.
-pub(super) fn t_pass(
-    kernels: &Kernels,
-    inputs: &Inputs,
-    pass: &SPass<'_>,
-    ticket: &Ticket,
-    saved: Option<Saved>,
-    upstream: &[f32],
-    sums: Sums<'_>,
-) -> Result<()> {
-    let (tokens, classes) = (pass.rows.len(), pass.w.rows());
+pub(super) fn t_pass(kernels: &Kernels, work: TPass<'_, Gpu>) -> Result<()> {
+    let TPass { pass, inputs, ticket, saved, upstream, mut sums } = work;
+    let (driver, tokens, classes) = (kernels.driver(), inputs.tokens, inputs.classes);
     if tokens == 0 || classes == 0 {
         return Ok(());
     }
-    let driver = kernels.driver();
-    let room = |bytes: usize, wanted: bool| wanted.then(|| Buffer::new(driver, bytes)).transpose();
-    let with_bias = sums.dbias.is_some();
-    let walk = Walk {
-        kernels,
-        inputs,
-        pass,
-        ticket,
-        upstream: Buffer::with(driver, &upstream[..tokens])?,
-        scale: room(8, kernels.dtype == Dtype::F16)?,
-        q: room(tokens * kernels.chunk * kernels.dtype.size(), saved.is_none())?,
-        saved,
-        dw: Buffer::new(driver, classes * inputs.width * 4)?,
-        dbias: room(classes * 4, with_bias)?,
-        sums: room(token_tiles(tokens) * kernels.chunk * 4, with_bias)?,
-    };
+    let upstream = Buffer::with(driver, &upstream[..tokens])?;
+    let dw = Buffer::new(driver, classes * inputs.width * 4)?;
+    let dbias = sums.dbias.as_ref().map(|_| Buffer::new(driver, classes * 4)).transpose()?;
+    let saved = saved.as_ref();
+    let (layer, upstream) = (pass.inputs, &upstream);
+    let to = Gradients { layer, ticket, upstream, saved, dw: &dw, dbias: dbias.as_ref(), add: false };
+    let walk = Walk::new(kernels, inputs, to, threshold(pass.filter.map(|f| f.threshold), &pass.inputs))?;
     walk.run()?;
+    // dW and dbias are read at the end.
     let hidden = pass.x.columns();
-    walk.dw.each_row(classes, inputs.width, |row, values| {
-        sums.dw[row * hidden..][..hidden].iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
+    dw.each_row(classes, inputs.width, |row, values| {
+        sums.dw.put(row * hidden, &values[..hidden]);
     })?;
-    if let (Some(to), Some(from)) = (sums.dbias, &walk.dbias) {
+    if let (Some(to), Some(from)) = (sums.dbias, &dbias) {
         to.iter_mut().zip(from.floats(0, classes)?).for_each(|(sum, v)| *sum += v);
+    }
+    if let (Some(filter), Some((_, skip))) = (pass.filter, &walk.skip) {
+        let mut flags = vec![0; skip.bytes()];
+        skip.read(&mut flags)?;
+        filter.add(flags.len() as u64, flags.iter().filter(|flag| **flag != 0).count() as u64);
     }
     Ok(())
 }
 
-impl Walk<'_> {
-    fn tokens(&self) -> usize {
-        self.pass.rows.len()
+impl<'a> Walk<'a> {
+    /// Scratch for the pass; a filter's threshold is a share of a token's mass.
+    pub(super) fn new(
+        kernels: &'a Kernels,
+        inputs: &'a Inputs,
+        to: Gradients<'a>,
+        filter: Option<f32>,
+    ) -> Result<Walk<'a>> {
+        let Inputs { tokens, classes, .. } = *inputs;
+        let room = |bytes: usize, wanted: bool| wanted.then(|| Buffer::new(kernels.driver(), bytes)).transpose();
+        let skip = room(column_tiles(classes) * token_tiles(tokens), filter.is_some())?;
+        Ok(Walk {
+            scale: room(8, kernels.dtype == Dtype::F16)?,
+            q: room(tokens * kernels.chunk * kernels.dtype.size(), to.saved.is_none())?,
+            sums: room(token_tiles(tokens) * kernels.chunk * 4, to.dbias.is_some())?,
+            skip: filter.zip(skip),
+            kernels,
+            inputs,
+            to,
+        })
     }
 
-    fn run(&self) -> Result<()> {
+    pub(super) fn run(&self) -> Result<()> {
         if let Some(scale) = &self.scale {
             let call = self
                 .kernels
                 .call(KernelKind::GradientScale)?
-                .set([("tokens", I32(self.tokens() as i32)), ("scale", scale.from(0))])
+                .set([("tokens", I32(self.inputs.tokens as i32)), ("scale", scale.from(0))])
                 .rows(|name| self.row(name))?;
             call.launch(1)?;
         }
-        for (index, columns) in chunks(self.kernels, self.pass.w.rows()) {
+        for (index, columns) in chunks(self.kernels, self.inputs.classes) {
+            self.flag(&columns)?;
             let q = self.gradient(index, &columns)?;
             self.reduce(&columns)?;
             self.multiply(&columns, q)?;
@@ -103,32 +134,57 @@ impl Walk<'_> {
 
     fn row(&self, name: &str) -> Option<Argument> {
         if name == "upstream" {
-            return Some(self.upstream.from(0));
+            return Some(self.to.upstream.from(0));
         }
         let position = self.kernels.outputs().iter().position(|known| *known == name)?;
-        Some(self.ticket.outputs.from(position * self.tokens() * 4))
+        Some(self.to.ticket.outputs.from(position * self.inputs.tokens * 4))
+    }
+
+    /// Where the flags of a chunk are.
+    fn flags(&self, columns: &Range<usize>) -> Argument {
+        let first = column_tiles(columns.start) * token_tiles(self.inputs.tokens);
+        self.skip.as_ref().map_or(Pointer(0), |(_, flags)| flags.from(first))
+    }
+
+    /// Flags the tiles of a chunk in which no derivative is over the threshold.
+    fn flag(&self, columns: &Range<usize>) -> Result<()> {
+        let Some((threshold, _)) = &self.skip else { return Ok(()) };
+        let (tokens, lse) = (self.inputs.tokens, self.row("lse").unwrap_or(Pointer(0)));
+        let call = self.kernels.call(KernelKind::FilterTiles)?.set([
+            ("peaks", self.inputs.peaks(columns.start)),
+            ("peak_stride", I64(tokens as i64)),
+            ("lse", lse),
+            ("targets", self.inputs.targets.from(0)),
+            ("tokens", I32(tokens as i32)),
+            ("first_column", I32(columns.start as i32)),
+            ("columns", I32(columns.len() as i32)),
+            ("log2_threshold", F32(threshold.log2())),
+            ("skip", self.flags(columns)),
+            ("skip_stride", I64(token_tiles(tokens) as i64)),
+        ]);
+        call.launch(tile_blocks(tokens, columns.len()))
     }
 
     /// Q of a chunk.
     fn gradient(&self, index: usize, columns: &Range<usize>) -> Result<Argument> {
-        let (kernels, inputs, tokens, width) = (self.kernels, self.inputs, self.tokens(), self.inputs.width);
-        let kind = if self.saved.is_some() { KernelKind::SavedGradient } else { KernelKind::LogitsGradient };
+        let (kernels, inputs, tokens, width) = (self.kernels, self.inputs, self.inputs.tokens, self.inputs.width);
+        let kind = if self.to.saved.is_some() { KernelKind::SavedGradient } else { KernelKind::LogitsGradient };
         let call = kernels
             .call(kind)?
             .set([
-                ("references", self.ticket.references.from(0)),
+                ("references", self.to.ticket.references.from(0)),
                 ("tokens", I32(tokens as i32)),
                 ("first_column", I32(columns.start as i32)),
                 ("columns", I32(columns.len() as i32)),
-                ("classes", I32(self.pass.w.rows() as i32)),
+                ("classes", I32(self.inputs.classes as i32)),
                 ("targets", inputs.targets.from(0)),
                 ("scale", pointer(self.scale.as_ref())),
                 ("column_partials", pointer(self.sums.as_ref())),
             ])
-            .uniforms(|name| self.pass.inputs.uniform(name))?
+            .uniforms(|name| self.to.layer.uniform(name))?
             .rows(|name| self.row(name))?
             .columns(|name| inputs.column(name))?;
-        if let Some(saved) = &self.saved {
+        if let Some(saved) = self.to.saved {
             let (values, references) = saved.chunk(kernels, tokens, index);
             let call = call.set([("values", values), ("saved_references", references)]);
             call.launch(tile_blocks(tokens, columns.len()))?;
@@ -149,14 +205,14 @@ impl Walk<'_> {
 
     /// The gradient of the bias from the column sums of a chunk.
     fn reduce(&self, columns: &Range<usize>) -> Result<()> {
-        let (Some(sums), Some(dbias)) = (&self.sums, &self.dbias) else { return Ok(()) };
+        let (Some(sums), Some(dbias)) = (&self.sums, self.to.dbias) else { return Ok(()) };
         let call = self.kernels.call(KernelKind::ReduceColumns)?.set([
             ("column_partials", sums.from(0)),
             ("partial_stride", I64(self.kernels.chunk as i64)),
-            ("row_tiles", I32(token_tiles(self.tokens()) as i32)),
+            ("row_tiles", I32(token_tiles(self.inputs.tokens) as i32)),
             ("columns", I32(columns.len() as i32)),
             ("gradient", dbias.from(columns.start * 4)),
-            ("beta", I32(0)),
+            ("beta", I32(i32::from(self.to.add))),
         ]);
         call.launch(reduce_columns_blocks(columns.len()))
     }
@@ -168,15 +224,15 @@ impl Walk<'_> {
             ("q", q),
             ("x", inputs.x.from(0)),
             ("x_stride", I64(width as i64)),
-            ("tokens", I32(self.tokens() as i32)),
+            ("tokens", I32(self.inputs.tokens as i32)),
             ("hidden", I32(width as i32)),
             ("columns", I32(columns.len() as i32)),
-            ("dw", self.dw.from(columns.start * width * 4)),
+            ("dw", self.to.dw.from(columns.start * width * 4)),
             ("dw_stride", I64(width as i64)),
-            ("beta", I32(0)),
+            ("beta", I32(i32::from(self.to.add))),
             ("scale", pointer(self.scale.as_ref())),
-            ("skip", Pointer(0)),
-            ("skip_stride", I64(0)),
+            ("skip", self.flags(columns)),
+            ("skip_stride", I64(token_tiles(self.inputs.tokens) as i64)),
         ]);
         call.launch(weight_grad_blocks(columns.len(), width))
     }

@@ -97,7 +97,8 @@ fn round<D: Device>(setting: &Setting<'_, D>, layer: &OutputLayer<D>, comm: &Loc
     let kernels = partial.kernels();
     let (done, c1) = timed(gpu, || partial.start_combine(comm)?.wait())?;
     let saved = done.weight_grad.saved_bytes() > 0;
-    let (filtered, t) = timed(gpu, || layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One))?;
+    let (filtered, t) =
+        timed(gpu, || layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One))?;
     let passes = [s, c1, t];
     Ok(Round {
         times: passes.map(|time| time.device.unwrap_or(time.host)),

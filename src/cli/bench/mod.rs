@@ -10,14 +10,14 @@ use super::{Outcome, print_json, print_line, values};
 use anyhow::bail;
 use data::Data;
 use measure::Setting;
-use report::{Report, Where};
-use vocabfuse::{Cpu, Device, Dtype, Gpu, Precision, calibrate};
+use report::{Peak, Report, Where};
+use vocabfuse::{Cpu, Device, Dtype, Gpu, Precision, Target, calibrate};
 
 /// Measure passes S, C1 and T on random tensors, with one rank
 ///
 /// Prints the median and the least time of each pass, the rate it reaches (S counts 4 NVH operations, T 2 NVH with saved
 /// and 4 NVH with recomputed numerators, the whole 6 NVH), on a CPU its share of what fused multiply-adds from registers
-/// reach in the same run, and peak memory. On a GPU, times are of the device, without copies from and to the host.
+/// reach in the same run (of dot products of bf16 pairs, if the kernels use these), and peak memory. On a GPU, times are of the device, without copies from and to the host.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     vocabfuse bench --tokens 1024 --hidden 1024 --vocab 32768 --dtype bf16 --threads 1 --check\n  \
@@ -74,18 +74,19 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gpu>) -> anyhow::Result<Outcome> {
     let data = Data::new([args.tokens, args.hidden, args.vocab], args.dtype, args.seed)?;
     // Before and after: a machine that is busy or throttles shows.
-    let before = cpu.and_then(|cpu| calibrate::peak_of(cpu.threads()));
+    let peak = || cpu.and_then(|cpu| peak(cpu, args.dtype));
+    let before = peak();
     let policy = args.policy.policy(None);
     let setting = Setting { data: &data, device, gpu, policy, rounds: args.rounds };
     let measured = measure::measure(&setting)?;
-    let after = cpu.and_then(|cpu| calibrate::peak_of(cpu.threads()));
+    let after = peak();
     let check = args.check.then(|| check::check(&data, &measured, args.precision));
 
     let place = Where {
         device: cpu.map(Cpu::name).or_else(|| gpu.map(Gpu::name)).unwrap_or_default(),
         threads: cpu.map(Cpu::threads),
         precision: args.precision.map_or("exact", Precision::as_str),
-        peak: before.zip(after).map(|((a, isa), (b, _))| (a.max(b), isa)),
+        peak: before.zip(after).map(|(a, b)| if a.gflops > b.gflops { a } else { b }),
     };
     let report = Report::new(&data, &measured, &place, check);
     if args.json {
@@ -100,4 +101,14 @@ fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gp
             Ok(Outcome::FailedCheck)
         }
     }
+}
+
+/// What the vectors that the kernels use reach from registers. Tiles have no such loop.
+fn peak(cpu: &Cpu, dtype: Dtype) -> Option<Peak> {
+    let (rate, operation) = match (cpu.target(), dtype) {
+        (Target::Amx, Dtype::Bf16) => return None,
+        (Target::Avx512Bf16, Dtype::Bf16) => (calibrate::bf16_peak_of(cpu.threads()), "dot products of bf16 pairs"),
+        _ => (calibrate::peak_of(cpu.threads()), "f32 multiply-adds"),
+    };
+    rate.map(|(gflops, isa)| Peak { gflops, isa, operation })
 }

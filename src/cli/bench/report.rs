@@ -12,8 +12,8 @@ pub struct Where {
     pub device: String,
     pub threads: Option<usize>,
     pub precision: &'static str,
-    /// GFLOP/s of fused multiply-adds on all threads, and their instruction set; none on a GPU.
-    pub peak: Option<(f64, &'static str)>,
+    /// Of all threads; none on a GPU.
+    pub peak: Option<Peak>,
 }
 
 /// The JSON object of `bench`.
@@ -65,10 +65,12 @@ struct Pass {
     share: Option<f64>,
 }
 
+/// What operations from registers reach.
 #[derive(Clone, Copy, Serialize)]
-struct Peak {
-    gflops: f64,
-    isa: &'static str,
+pub struct Peak {
+    pub gflops: f64,
+    pub isa: &'static str,
+    pub operation: &'static str,
 }
 
 /// The middle of a sample, which is not empty.
@@ -97,7 +99,7 @@ impl Pass {
 
 impl Report {
     pub fn new(data: &Data, measured: &Measured, place: &Where, check: Option<Check>) -> Report {
-        let peak = place.peak.map(|(gflops, isa)| Peak { gflops, isa });
+        let peak = place.peak;
         let t = if measured.saved { 2.0 } else { 4.0 };
         let pass = |part: fn(&Times) -> f64, products: f64| {
             let work = (products > 0.0).then(|| data.gigaflop(products));
@@ -158,10 +160,9 @@ impl Report {
             ]);
         }
         text += &format!("{table}\n");
-        if let Some(Peak { gflops, isa }) = self.peak {
+        if let Some(Peak { gflops, isa, operation }) = self.peak {
             let threads = self.threads.unwrap_or(1);
-            text +=
-                &format!("peak: {gflops:.1} GFLOP/s of f32 {isa} multiply-adds from registers, {threads} threads\n");
+            text += &format!("peak: {gflops:.1} GFLOP/s of {operation} ({isa}) from registers, {threads} threads\n");
         }
         if let Some([dx, dw]) = self.filtered.map(|shares| shares.map(|share| share * 100.0)) {
             text += &format!("tiles left out by the filter: {dx:.1} % of dX, {dw:.1} % of dW\n");

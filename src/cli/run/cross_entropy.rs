@@ -124,7 +124,7 @@ impl Operator for Loss {
         };
         let work = tickets.into_iter().zip(dws).zip(dbiases).collect();
         let of_ranks = each(work, |rank, ((ticket, dw), dbias)| {
-            layers[rank].t_pass(ticket, Gradients { dw, dbias }, Upstream::One)
+            layers[rank].t_pass(ticket, Gradients { dw: dw.into(), dbias }, Upstream::One)
         })?;
         of_ranks.into_iter().for_each(|of_rank| filtered[1] += of_rank);
         meter.pass("t", "pass T");

@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 use vocabfuse_kernels::abi::{self, Place};
 
-/// Columns of a task that adds to dW.
+/// Most columns of a task that adds to dW.
 const COLUMNS: usize = 128;
 
 /// What becomes of Q of one distribution.
@@ -73,7 +73,7 @@ impl Cpu {
             }
         }
         self.pool().install(|| {
-            let mut operands = operands(kernels, job)?;
+            let mut operands = operands(self, kernels, job)?;
             let (panel, panels) = (kernels.host.panel, job.rows.len().div_ceil(kernels.host.panel));
             let room = panels * stride(panel);
             let wants = |i: usize| wanted[i].any();
@@ -89,8 +89,9 @@ impl Cpu {
             }
             if !targets.is_empty() {
                 let pass = Pass::new(self, kernels, job, gradient, pointers, &operands);
+                let wanted: Vec<bool> = wanted.iter().map(|w| w.dx).collect();
                 for chunk in chunks(job.classes) {
-                    operands.iter_mut().for_each(|o| o.advance(chunk));
+                    operands.iter_mut().zip(&wanted).for_each(|(o, wanted)| o.advance(chunk, *wanted));
                     pass.rows(&operands, &mut targets, chunk);
                     targets.iter().for_each(|target| pass.columns(&operands[target.distribution], target, chunk));
                 }
@@ -162,11 +163,10 @@ impl<'a> Pass<'a> {
     ) -> Pass<'a> {
         let panel = kernels.host.panel;
         let panels = job.rows.len().div_ceil(panel);
-        let group = group(cpu, kernels, panels);
+        let group = group(cpu, operands, panels);
         let bytes = |linear: &Linear<'_>| {
             let geometry = &linear.products.geometry;
-            let softmax = (geometry.softmax_scratch)(CHUNK, linear.width, group);
-            softmax.max((geometry.grad_scratch)(COLUMNS, linear.width))
+            (geometry.softmax_scratch)(CHUNK, group).max((geometry.grad_scratch)(&linear.blocking))
         };
         // Column sums need no scratch, but kernels may look for it.
         let bytes = operands.iter().filter_map(Operands::linear).map(bytes).max().unwrap_or(64);
@@ -274,10 +274,12 @@ impl<'a> Pass<'a> {
             self.sum_columns(target, chunk);
             return;
         };
-        (0..chunk.columns.div_ceil(COLUMNS)).into_par_iter().for_each(|task| {
+        // Few enough for tasks on all threads.
+        let block = linear.blocking.grad_rows.min(COLUMNS);
+        (0..chunk.columns.div_ceil(block)).into_par_iter().for_each(|task| {
             let thread = rayon::current_thread_index().unwrap_or(0);
             let mut scratch = self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
-            let first_column = task * COLUMNS;
+            let first_column = task * block;
             let row = chunk.first + first_column;
             let at =
                 |p: SharedPointer<f32>, offset| if p.get().is_null() { p.get() } else { p.get().wrapping_add(offset) };
@@ -286,9 +288,10 @@ impl<'a> Pass<'a> {
             // of the bias, and the scratch of its thread.
             unsafe {
                 (linear.products.vocabulary_grad)(&abi::VocabularyGrad {
+                    blocking: linear.blocking,
                     hidden: linear.hidden,
                     first_column,
-                    columns: COLUMNS.min(chunk.columns - first_column),
+                    columns: block.min(chunk.columns - first_column),
                     panels: self.panels,
                     q: target.q.get(),
                     stride: stride(panel),

@@ -28,10 +28,10 @@ impl Cpu {
                 rows: bind(kernel, kernel.bindings.rows, |_| None)?,
                 columns: bind(kernel, kernel.bindings.columns, |_| None)?,
             };
-            let mut operands = operands(kernels, job)?;
-            let pass = Pass::new(self, kernels, job, inputs, &mut state);
+            let mut operands = operands(self, kernels, job)?;
+            let pass = Pass::new(self, kernels, job, &operands, inputs, &mut state);
             for chunk in chunks(job.classes) {
-                operands.iter_mut().for_each(|o| o.advance(chunk));
+                operands.iter_mut().for_each(|o| o.advance(chunk, false));
                 pass.run(&operands, chunk);
             }
             Ok(state)
@@ -68,12 +68,13 @@ impl<'a> Pass<'a> {
         cpu: &Cpu,
         kernels: &'a OperatorKernels,
         job: &'a RowJob<'a>,
+        operands: &[Operands<'_>],
         inputs: ProgramInputs,
         state: &mut RowState,
     ) -> Pass<'a> {
         let panel = kernels.host.panel;
         let panels = job.rows.len().div_ceil(panel);
-        let group = group(cpu, kernels, panels);
+        let group = group(cpu, operands, panels);
         let elements = job.distributions.len() * group * stride(panel);
         let tiles = (0..cpu.pool().current_num_threads()).map(|_| Mutex::new(Buffer::zeroed(elements))).collect();
         Pass { kernels, job, inputs, panels, group, state: Pointers::new(job, panel, state), tiles }

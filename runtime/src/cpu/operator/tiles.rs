@@ -10,7 +10,7 @@ use crate::operator::{Distribution, RowJob, Source};
 use crate::{Dtype, Matrix, Result};
 use half::{bf16, f16};
 use std::ptr;
-use vocabfuse_kernels::abi::{self, Place};
+use vocabfuse_kernels::abi::{self, Blocking, Place};
 
 /// The operands of one distribution: what its tiles are made from, chunk by chunk.
 pub(super) struct Operands<'a> {
@@ -28,6 +28,7 @@ pub(super) struct Linear<'a> {
     pub(super) hidden: usize,
     /// H padded to whole panels.
     pub(super) width: usize,
+    pub(super) blocking: Blocking,
     weight: Matrix<'a>,
     x: Buffer<u8>,
     /// The chunk at hand.
@@ -52,21 +53,27 @@ pub(super) fn stride(panel: usize) -> usize {
 }
 
 /// The operands of all distributions of a job.
-pub(super) fn operands<'a>(kernels: &'a OperatorKernels, job: &RowJob<'a>) -> Result<Vec<Operands<'a>>> {
+pub(super) fn operands<'a>(cpu: &Cpu, kernels: &'a OperatorKernels, job: &RowJob<'a>) -> Result<Vec<Operands<'a>>> {
     let one = |(kernels, distribution): (&'a InputKernels, &Distribution<'a>)| {
-        Operands::new(kernels, *distribution, job.rows, job.classes)
+        Operands::new(cpu, kernels, *distribution, job.rows, job.classes)
     };
     kernels.inputs.iter().zip(job.distributions).map(one).collect()
 }
 
-/// Panels that a task works on together.
-pub(super) fn group(cpu: &Cpu, kernels: &OperatorKernels, panels: usize) -> usize {
-    let block = kernels.statistics.kernel.geometry.panel_block;
-    panels.div_ceil(cpu.pool().current_num_threads()).clamp(1, block)
+/// Panels that a task works on together: at most as many as are to share one read of W.
+pub(super) fn group(cpu: &Cpu, operands: &[Operands<'_>], panels: usize) -> usize {
+    let shared = operands.iter().filter_map(Operands::linear).map(|linear| linear.blocking.panels).min();
+    panels.div_ceil(cpu.pool().current_num_threads()).clamp(1, shared.unwrap_or(1))
 }
 
 impl<'a> Operands<'a> {
-    fn new(kernels: &'a InputKernels, distribution: Distribution<'a>, rows: &'a [u32], classes: usize) -> Result<Self> {
+    fn new(
+        cpu: &Cpu,
+        kernels: &'a InputKernels,
+        distribution: Distribution<'a>,
+        rows: &'a [u32],
+        classes: usize,
+    ) -> Result<Self> {
         let kernel = kernels.options.kernel;
         let uniform = |name: &str| match name {
             "logit_scale" => Some(distribution.logit_scale),
@@ -88,9 +95,10 @@ impl<'a> Operands<'a> {
                     products,
                     hidden: x.columns(),
                     width,
+                    blocking: cpu.blocking_of(&products.geometry, CHUNK, width),
                     weight,
                     x: pack::tokens(&products.geometry, products.pack_tokens, x, rows),
-                    w: Buffer::zeroed(CHUNK * width * products.geometry.packed_vocabulary),
+                    w: Buffer::zeroed(pack::vocabulary_bytes(&products.geometry, CHUNK, width)),
                 })
             }
             _ => None,
@@ -114,12 +122,13 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Packs the rows of W of a chunk.
-    pub(super) fn advance(&mut self, chunk: Chunk) {
+    /// Packs the rows of W of a chunk; with the transpose for A += Q W.
+    pub(super) fn advance(&mut self, chunk: Chunk, transpose: bool) {
         if let Some(linear) = &mut self.linear {
             let (products, w) = (linear.products, linear.w.pointer());
             let (geometry, kernel) = (&products.geometry, products.pack_vocabulary);
-            pack::vocabulary(geometry, kernel, linear.weight, chunk.first, chunk.columns, CHUNK, w);
+            let rows = pack::Rows { first: chunk.first, count: chunk.columns, allocated: CHUNK, transpose };
+            pack::vocabulary(geometry, kernel, linear.weight, rows, w);
         }
     }
 
@@ -130,6 +139,7 @@ impl<'a> Operands<'a> {
                 // SAFETY: operands and tiles have the extents that the kernel states.
                 unsafe {
                     (linear.products.logits)(&abi::RawLogits {
+                        blocking: linear.blocking,
                         hidden: linear.hidden,
                         columns: place.columns,
                         allocated_rows: CHUNK,

@@ -1,0 +1,27 @@
+//! What a build with the feature `cubins` embeds.
+
+use std::collections::BTreeSet;
+use vocabfuse_codegen::compile::artifact::Artifact;
+use vocabfuse_codegen::manifest::{Manifest, hash};
+use vocabfuse_kernels::{CUBINS, cuda};
+
+#[test]
+fn each_is_a_cubin_of_the_text_and_interface_that_are_checked_in() {
+    let manifest = Manifest::parse(cuda::MANIFEST).unwrap();
+    let mut found = BTreeSet::new();
+    for bytes in CUBINS {
+        let artifact = Artifact::decode(bytes).unwrap();
+        assert!(artifact.code.starts_with(b"\x7fELF"));
+        let kernel = artifact.label.kernel.clone();
+        let (Some(entry), Some(text)) = (manifest.find(&kernel), cuda::text(&kernel)) else {
+            // A folder may hold those of other chunks.
+            continue;
+        };
+        assert_eq!(artifact.check(entry), Ok(()), "{kernel}");
+        assert_eq!(artifact.label.text, hash(text.as_bytes()), "{kernel}");
+        found.insert((artifact.label.options, kernel));
+    }
+    let options: BTreeSet<_> = found.iter().map(|(options, _)| options).collect();
+    assert_eq!(found.len(), options.len() * manifest.kernels.len(), "every kernel for every architecture");
+    assert!(!found.is_empty());
+}

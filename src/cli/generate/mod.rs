@@ -1,0 +1,125 @@
+//! `vocabfuse generate`: kernel texts into a folder.
+
+mod compiled;
+
+use super::values::{self, Kernels};
+use super::{Outcome, print_json, print_line};
+use anyhow::{Context, bail, ensure};
+use compiled::Compiled;
+use serde::Serialize;
+use std::path::PathBuf;
+use vocabfuse::codegen::builder::{DEFAULT_CHUNKS, DEFAULT_CUDA_CHUNKS, MANIFEST, write_files};
+use vocabfuse::codegen::compile::occupancy::Architecture;
+use vocabfuse::{Builder, Dtype, KernelKind, KernelSpec, Precision, Target};
+
+/// Generate the source text of kernels, and compile those of a GPU
+///
+/// Writes DIR/TARGET/, a Rust module with one file a kernel, or for sm_80 DIR/cuda/ with CUDA texts and their manifest. The
+/// same options always give the same bytes. With --compile it prints registers, shared memory and occupancy of each CUDA
+/// kernel, the instructions of its main loop for each tensor-core product, and the roofline times of the passes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    vocabfuse generate --target avx512 --kernel logits_softmax --dtype bf16 --chunk 8192 --out kernels\n  \
+    vocabfuse generate --target sm_80 --dtype bf16 --chunk 8192 --out kernels --compile")]
+pub struct Args {
+    /// Machine that the kernels are for
+    #[arg(long, value_parser = values::target())]
+    target: Target,
+    /// Which kernel
+    #[arg(long, value_name = "NAME", default_value = "all", value_parser = values::kernel())]
+    kernel: Kernels,
+    /// Element type of X and W [default: each that the target has; bf16 and f16 for sm_80, whose f32 is tf32 and tf32x3]
+    #[arg(long, value_parser = values::dtype())]
+    dtype: Option<Dtype>,
+    /// Vocabulary entries a kernel works on at a time: a power of two from 512 to 65536 [default: 512, 2048 and 8192; 2048,
+    /// 8192 and 32768 for sm_80]
+    #[arg(long, value_name = "C", value_parser = values::chunk)]
+    chunk: Option<usize>,
+    /// Folder to write to; it is made if missing
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Compile CUDA kernels and check what the compiler made of them; needs NVRTC
+    #[arg(long)]
+    compile: bool,
+    /// GPUs to compile for, with commas between them
+    #[arg(long, value_name = "SM", value_delimiter = ',', default_value = "sm_80,sm_90", requires = "compile",
+          value_parser = values::architecture)]
+    architecture: Vec<Architecture>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    target: &'static str,
+    kernels: Vec<String>,
+    files: Vec<String>,
+    out: String,
+    /// With `--compile`.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    compiled: Option<Compiled>,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let cuda = args.target.is_cuda();
+    ensure!(
+        cuda || !args.compile,
+        "option --compile: kernels for {} are Rust text; expected --target sm_80",
+        args.target
+    );
+    let builder = builder(args)?;
+    let kernels = builder.generate()?;
+    let mut files = builder.files()?;
+    let compiled = if args.compile {
+        let chunk = args.chunk.unwrap_or(compiled::ROOFLINE_CHUNK);
+        let (manifest, compiled) = compiled::compile(&builder, &kernels, &args.architecture, chunk)?;
+        files.insert(MANIFEST.to_owned(), manifest.to_json());
+        Some(compiled)
+    } else {
+        None
+    };
+    write_files(&files, &args.out).with_context(|| format!("option --out {}", args.out.display()))?;
+    let report = Report {
+        target: args.target.as_str(),
+        kernels: kernels.into_iter().map(|k| k.name).collect(),
+        files: files.into_keys().collect(),
+        out: args.out.display().to_string(),
+        compiled,
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        let count = format!("{} kernels, {} files under {}", report.kernels.len(), report.files.len(), report.out);
+        let what = report.compiled.as_ref().map_or_else(|| report.kernels.join("\n"), Compiled::text);
+        print_line(&format!("{what}\n{count}"))?;
+    }
+    Ok(Outcome::Success)
+}
+
+/// What the options ask for; at least one kernel.
+fn builder(args: &Args) -> anyhow::Result<Builder> {
+    let (base, chunks) =
+        if args.target.is_cuda() { (Builder::cuda(), DEFAULT_CUDA_CHUNKS) } else { (Builder::new(), DEFAULT_CHUNKS) };
+    let chunks = args.chunk.map_or_else(|| chunks.to_vec(), |c| vec![c]);
+    let kinds = match args.kernel {
+        Kernels::All => KernelKind::ALL.to_vec(),
+        Kernels::One(kind) => vec![kind],
+    };
+    let mut builder = base.targets(&[args.target]).chunks(&chunks).kernels(&kinds);
+    if let Some(dtype) = args.dtype {
+        builder = builder.dtypes(&[dtype]);
+    }
+    if args.target.is_cuda() && args.dtype == Some(Dtype::F32) {
+        builder = builder.precisions(Precision::ALL);
+    }
+    if builder.generate()?.is_empty() {
+        // The builder leaves out what a target does not have; asked for nothing else, the user must hear why.
+        let dtypes = args.dtype.map_or_else(|| Dtype::ALL.to_vec(), |d| vec![d]);
+        for (&kind, &dtype) in kinds.iter().flat_map(|k| dtypes.iter().map(move |d| (k, d))) {
+            KernelSpec::new(kind, args.target, dtype, chunks[0], "cross_entropy")?;
+        }
+        bail!("no kernel for these options; `vocabfuse list` shows what there is");
+    }
+    Ok(builder)
+}
