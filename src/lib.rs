@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use vocabfuse::{
-//!     Batch, Cpu, CrossEntropy, Gradients, Local, Matrix, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+//!     Batch, Cpu, CrossEntropy, Gradients, Local, Matrix, Operators, OutputLayer, Policy, Shard, ShardLayout, Upstream,
 //! };
 //!
 //! # fn main() -> Result<(), vocabfuse::Error> {
@@ -45,6 +45,7 @@
 
 pub mod calibrate;
 pub mod matmul;
+pub mod operators;
 pub mod plain;
 pub mod problem;
 pub mod ranks;
@@ -57,8 +58,9 @@ pub use vocabfuse_runtime as runtime;
 
 pub use codegen::{Builder, KernelKind, KernelSpec};
 pub use runtime::{
-    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Done, Dtype, Element, Embedded, Error, Filtered, Gpu,
-    GradientMut, Gradients, InputLayer, Local, Lookup, Matrix, Merging, OutputLayer, OwnedMatrix, Partial, Policy,
-    Precision, Ptx, PtxReport, Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, TableGrad, Target,
-    Upstream, WeightGrad,
+    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Distribution, DistributionGradients, Done, Dtype, Element,
+    Embedded, Error, Evaluated, Filtered, Gpu, GradientMut, Gradients, Ids, InputLayer, KlDirection, Local, Lookup,
+    Matrix, Merging, Operators, OutputLayer, OwnedMatrix, Partial, Policy, Precision, Ptx, PtxReport, Reduction,
+    Registry, Result, Save, Selecting, Shard, ShardLayout, Source, Statistics, TableGrad, Target, Upstream,
+    ValueGradients, Values, WeightGrad,
 };

@@ -1,15 +1,17 @@
 //! Tensors of the vocabulary layers in safetensors files.
 
 pub mod embedding;
+pub mod operators;
 
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensorError, TensorView, View};
 use safetensors::{Dtype as Stored, SafeTensors};
 use std::borrow::Cow;
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 use vocabfuse_codegen::Dtype;
-use vocabfuse_runtime::{Error as RuntimeError, Matrix};
+use vocabfuse_runtime::{Element, Error as RuntimeError, Matrix};
 
 /// Tensors that an input file of cross-entropy may hold.
 const KNOWN: &[&str] = &["x", "w", "targets", "bias", "upstream"];
@@ -146,6 +148,28 @@ impl Elements {
             Elements::F32(v) => Matrix::new(v, rows, columns),
             Elements::Bf16(v) => Matrix::new(v, rows, columns),
             Elements::F16(v) => Matrix::new(v, rows, columns),
+        }
+    }
+
+    /// Some columns of the values as a matrix of `rows` rows.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Shape`] if the number of values differs from `rows * columns`, or a column is not there.
+    pub fn columns(&self, rows: usize, columns: usize, range: Range<usize>) -> Result<Matrix<'_>, RuntimeError> {
+        fn of<T: Element>(
+            values: &[T],
+            rows: usize,
+            stride: usize,
+            range: Range<usize>,
+        ) -> Result<Matrix<'_>, RuntimeError> {
+            let first = if rows == 0 { 0 } else { range.start };
+            Matrix::with_stride(values.get(first..).unwrap_or_default(), rows, range.len(), stride)
+        }
+        self.matrix(rows, columns)?;
+        match self {
+            Elements::F32(v) => of(v, rows, columns, range),
+            Elements::Bf16(v) => of(v, rows, columns, range),
+            Elements::F16(v) => of(v, rows, columns, range),
         }
     }
 
@@ -307,21 +331,36 @@ pub struct Output {
     /// Shape.
     pub shape: Vec<usize>,
     /// Values, row-major.
-    pub values: Elements,
+    pub values: Written,
+}
+
+/// Values to write.
+#[derive(Clone, Debug)]
+pub enum Written {
+    /// Floats.
+    Floats(Elements),
+    /// Ids.
+    Ids(Vec<i64>),
 }
 
 impl View for &Output {
     fn dtype(&self) -> Stored {
-        self.values.stored()
+        match &self.values {
+            Written::Floats(values) => values.stored(),
+            Written::Ids(_) => Stored::I64,
+        }
     }
     fn shape(&self) -> &[usize] {
         &self.shape
     }
     fn data(&self) -> Cow<'_, [u8]> {
-        self.values.bytes().into()
+        match &self.values {
+            Written::Floats(values) => values.bytes().into(),
+            Written::Ids(ids) => bytemuck::cast_slice(ids).into(),
+        }
     }
     fn data_len(&self) -> usize {
-        self.values.bytes().len()
+        self.data().len()
     }
 }
 

@@ -104,7 +104,7 @@ fn writes_whole_files_or_none() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.safetensors");
     let values = Elements::from_f32(vec![1.0, 2.5], Dtype::F16);
-    write(&path, &[Output { name: "loss", shape: vec![2], values: values.clone() }]).unwrap();
+    write(&path, &[Output { name: "loss", shape: vec![2], values: Written::Floats(values.clone()) }]).unwrap();
     let bytes = std::fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(floats("loss", &file.tensor("loss").unwrap()).unwrap(), values);

@@ -2,6 +2,8 @@
 
 #[path = "cli/measure.rs"]
 mod measure;
+#[path = "cli/operators.rs"]
+mod operators;
 
 use assert_cmd::cargo::cargo_bin_cmd;
 use safetensors::SafeTensors;
@@ -417,7 +419,7 @@ fn unusable_options_are_refused() {
         ("--normalizer 3 --reduction sum", &["--normalizer", "mean"]),
         ("--ignore-index many", &["--ignore-index", "whole number"]),
         ("--memory-budget 64", &["memory_budget", "64"]),
-        ("--softcap 30", &["--softcap"]),
+        ("--softcap 0", &["--softcap"]),
     ];
     for (options, words) in faults {
         refuses(&input, &options.split_whitespace().collect::<Vec<_>>(), words);

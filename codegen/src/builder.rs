@@ -1,9 +1,10 @@
 //! Generates sets of kernels: for `cargo xtask generate`, and for the build script of any crate.
 
-use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_module, emit_prelude};
+use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_logits, emit_module, emit_operator, emit_prelude};
 use crate::error::Error;
 use crate::loss::{CrossEntropyForm, Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
+use crate::operator::{self, LogitsForm, Operator};
 use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,6 +30,7 @@ pub struct Builder {
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
     losses: Vec<Wanted>,
+    operators: Vec<Operator>,
 }
 
 /// A loss, and its chunk sizes where they are not those of the builder.
@@ -60,6 +62,7 @@ impl Default for Builder {
             chunks: DEFAULT_CHUNKS.to_vec(),
             kernels: KernelKind::ALL.to_vec(),
             losses: vec![],
+            operators: vec![],
         }
     }
 }
@@ -70,13 +73,13 @@ impl Builder {
         Builder::default()
     }
 
-    /// What the crate `vocabfuse-kernels` holds for CPU targets: [`Builder::new`], and every form of cross-entropy in
-    /// [`FORM_CHUNKS`].
+    /// What the crate `vocabfuse-kernels` holds for CPU targets: [`Builder::new`], every form of cross-entropy in
+    /// [`FORM_CHUNKS`], and all operators.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn checked_in() -> Result<Builder, Error> {
-        let mut builder = Builder::new().loss(cross_entropy()?);
+        let mut builder = Builder::new().loss(cross_entropy()?).operators(&operator::all()?);
         for form in CrossEntropyForm::all().into_iter().skip(1) {
             builder.losses.push(Wanted { loss: form.loss()?, chunks: Some(FORM_CHUNKS.to_vec()) });
         }
@@ -130,6 +133,12 @@ impl Builder {
         self
     }
 
+    /// Also these operators.
+    pub fn operators(mut self, operators: &[Operator]) -> Builder {
+        self.operators = operators.to_vec();
+        self
+    }
+
     /// The kernels, in the order of target, kernel, loss, dtype, chunk. Equal ones appear once.
     ///
     /// # Errors
@@ -141,7 +150,10 @@ impl Builder {
             check_chunk(*chunk)?;
         }
         for &target in &self.targets {
-            for &kind in &self.kernels {
+            // Row programs need a loss or operator of their own, and without operators nobody calls their products.
+            let of_losses =
+                |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !self.operators.is_empty());
+            for &kind in self.kernels.iter().filter(of_losses) {
                 for Wanted { loss, chunks } in losses.iter().filter(|wanted| wanted.loss.has(kind)) {
                     loss.verify()?;
                     for spec in self.specs(kind, target, &loss.name, chunks.as_ref().unwrap_or(&self.chunks)) {
@@ -151,8 +163,38 @@ impl Builder {
                     }
                 }
             }
+            if !target.is_cuda() && !Target::BF16.contains(&target) {
+                self.generate_operators(target, &mut kernels)?;
+            }
         }
         Ok(kernels)
+    }
+
+    // Their programs run on f32, whatever X and W are made of: targets of bf16 use those of the same vectors.
+    fn generate_operators(&self, target: Target, kernels: &mut Vec<Kernel>) -> Result<(), Error> {
+        let spec = |kind: KernelKind, name: &str| {
+            let wanted = self.kernels.contains(&kind) && !self.operators.is_empty();
+            wanted.then(|| KernelSpec::new(kind, target, Dtype::F32, DEFAULT_CHUNKS[0], name).ok()).flatten()
+        };
+        for form in LogitsForm::ALL {
+            if let Some(spec) = spec(KernelKind::RowLogits, form.name()) {
+                kernels.push(emit_logits(&spec, *form)?);
+            }
+        }
+        for operator in &self.operators {
+            operator.verify()?;
+            for kind in [KernelKind::RowStatistics, KernelKind::Merge, KernelKind::Finish] {
+                if let Some(spec) = spec(kind, &operator.name) {
+                    kernels.push(emit_operator(&spec, operator, 0)?);
+                }
+            }
+            for distribution in 0..operator.gradients.len() {
+                if let Some(spec) = spec(KernelKind::RowGradient, &operator.gradient_name(distribution)) {
+                    kernels.push(emit_operator(&spec, operator, distribution)?);
+                }
+            }
+        }
+        Ok(())
     }
 
     // Losses, and their chunks where they have some of their own.

@@ -145,6 +145,18 @@ spelled! {
         Merge = "merge",
         /// Results and dX from merged statistics.
         Finish = "finish",
+        /// Raw dot products of one chunk in f32, for row programs of operators.
+        Logits = "logits",
+        /// Options of the logits, in place.
+        RowLogits = "row_logits",
+        /// Row statistics of an operator from the logits of one chunk.
+        RowStatistics = "row_statistics",
+        /// Q of an operator from the logits of one chunk.
+        RowGradient = "row_gradient",
+        /// A += Q W for one chunk, Q in f32; CPU.
+        InputGrad = "input_grad",
+        /// dW += transposed Q X for some rows of one chunk, Q in f32; CPU.
+        VocabularyGrad = "vocabulary_grad",
         /// Copy of rows of a table.
         GatherRows = "gather_rows",
         /// Sum of rows into a table.
@@ -183,7 +195,19 @@ impl KernelKind {
         };
         use KernelKind::{WeightGradRecompute, WeightGradSaved};
         let pass_s = matches!(self, LogitsSoftmax | LogitsOperand | ReduceStatistics | Merge | Finish);
-        pass_s || matches!(self, WeightGradSaved | WeightGradRecompute | LogitsGradient | SavedGradient)
+        pass_s
+            || self.is_rows()
+            || matches!(self, WeightGradSaved | WeightGradRecompute | LogitsGradient | SavedGradient)
+    }
+
+    /// Whether the kernel runs a program of an operator on a tile of logits.
+    pub fn is_rows(self) -> bool {
+        matches!(self, KernelKind::RowLogits | KernelKind::RowStatistics | KernelKind::RowGradient)
+    }
+
+    /// Whether only operators have the kernel: all of f32 tiles between their products.
+    pub fn is_operators(self) -> bool {
+        self.is_rows() || matches!(self, KernelKind::Logits | KernelKind::InputGrad | KernelKind::VocabularyGrad)
     }
 
     /// Whether a CUDA target has the kernel.
@@ -191,10 +215,11 @@ impl KernelKind {
         use KernelKind::{
             PackTokens, PackTokensGrad, PackVocabulary, UnpackAccumulator, WeightGradRecompute, WeightGradSaved,
         };
-        !matches!(
+        let only_cpu = matches!(
             self,
             PackTokens | PackTokensGrad | PackVocabulary | UnpackAccumulator | WeightGradSaved | WeightGradRecompute
-        )
+        );
+        !only_cpu && !self.is_operators()
     }
 
     /// Whether only CUDA targets have the kernel.
@@ -236,6 +261,7 @@ impl KernelKind {
         match self {
             // Targets of one dtype have it in all names.
             Merge => Target::BF16.contains(&target),
+            _ if self.is_operators() => Target::BF16.contains(&target),
             FilterTiles | ReduceColumns | SelectTokens | ReduceLoss => false,
             _ => true,
         }
@@ -271,7 +297,7 @@ pub struct KernelSpec {
     pub narrow: bool,
     /// Chunk of the vocabulary; only for kernels that depend on it.
     pub chunk: Option<usize>,
-    /// Name of the loss; only for kernels that hold its programs.
+    /// Name of the loss, operator or form of the logits; only for kernels that hold its programs.
     pub loss: Option<String>,
 }
 
@@ -351,6 +377,10 @@ fn check_supported(kernel: KernelKind, target: Target, dtype: Dtype) -> Result<(
     }
     if kernel == KernelKind::UnpackAccumulator && !Target::BF16.contains(&target) {
         let supported = "targets avx512bf16 and amx; the others need no unpacking";
+        return unsupported(format!("kernel {kernel} on target {target}"), supported);
+    }
+    if kernel.is_rows() && Target::BF16.contains(&target) {
+        let supported = "target avx512, which the same processors can run: row programs are f32";
         return unsupported(format!("kernel {kernel} on target {target}"), supported);
     }
     if target.is_cuda() && !kernel.on_cuda() || !target.is_cuda() && kernel.only_cuda() {

@@ -14,7 +14,7 @@ fn cross_entropy_programs() {
     insta::assert_snapshot!(format!("{}\n{}\n{}", loss.statistics, loss.finish, loss.gradient));
     assert_eq!(
         loss.statistics_rules(),
-        [("rest".to_owned(), Merge::ScaledSum), ("target_logit".to_owned(), Merge::Sum)]
+        [("rest".to_owned(), Merge::ScaledSum { reference: 0 }), ("target_logit".to_owned(), Merge::Sum)]
     );
 }
 
@@ -37,12 +37,15 @@ fn operands_come_first() {
 
 #[test]
 fn kinds_are_checked() {
-    let ops = vec![input(Input::Logit), input(Input::ColumnId), Op::Binary(Binary::Add, A, B)];
+    let ops = vec![input(Input::Logit(0)), input(Input::ColumnId), Op::Binary(Binary::Add, A, B)];
     assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 2, .. })));
-    let ops =
-        vec![input(Input::Logit), input(Input::ColumnId), Op::Compare(vocabfuse_codegen::program::Compare::Eq, A, B)];
+    let ops = vec![
+        input(Input::Logit(0)),
+        input(Input::ColumnId),
+        Op::Compare(vocabfuse_codegen::program::Compare::Eq, A, B),
+    ];
     assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 2, .. })));
-    let ops = vec![input(Input::Logit), Op::Select(A, A, A)];
+    let ops = vec![input(Input::Logit(0)), Op::Select(A, A, A)];
     assert!(matches!(program(ops, vec![]), Err(ProgramError::Kind { value: 1, .. })));
 }
 
@@ -50,13 +53,13 @@ fn kinds_are_checked() {
 fn reductions_run_over_columns_and_end_there() {
     let ops = vec![input(Input::Row("r".into())), Op::Reduce(Reduce::Sum, A)];
     assert_eq!(program(ops, vec![]), Err(ProgramError::ReductionShape { value: 1, found: Shape::Row }));
-    let ops = vec![input(Input::Logit), Op::Reduce(Reduce::Sum, A), Op::Binary(Binary::Add, A, B)];
+    let ops = vec![input(Input::Logit(0)), Op::Reduce(Reduce::Sum, A), Op::Binary(Binary::Add, A, B)];
     assert_eq!(program(ops, vec![]), Err(ProgramError::ReductionUsed { value: 2, operand: 1 }));
 }
 
 #[test]
 fn the_reference_is_only_for_quotients() {
-    let ops = vec![input(Input::Logit), input(Input::Reference), Op::Binary(Binary::Add, A, B)];
+    let ops = vec![input(Input::Logit(0)), input(Input::Reference(0)), Op::Binary(Binary::Add, A, B)];
     assert_eq!(program(ops, vec![Output::Store(ValueId(2))]), Err(ProgramError::ReferenceUsed { value: 2 }));
     let g = Graph::new("two");
     let (y, r) = (g.logit(), g.reference());
@@ -69,7 +72,7 @@ fn the_reference_is_only_for_quotients() {
 
 #[test]
 fn outputs_are_checked() {
-    assert!(matches!(program(vec![input(Input::Logit)], vec![]), Err(ProgramError::Outputs(_))));
+    assert!(matches!(program(vec![input(Input::Logit(0))], vec![]), Err(ProgramError::Outputs(_))));
     let g = Graph::new("column as store");
     g.store(g.column("bias"));
     assert!(g.finish().is_ok(), "the same for all tokens");
@@ -87,7 +90,7 @@ fn outputs_are_checked() {
     g.row_output("x", g.logit().sum());
     g.row_output("x", g.logit().largest());
     assert!(matches!(g.finish(), Err(ProgramError::Outputs(_))));
-    assert!(program(vec![input(Input::Logit)], vec![Output::Store(ValueId(7))]).is_err());
+    assert!(program(vec![input(Input::Logit(0))], vec![Output::Store(ValueId(7))]).is_err());
 }
 
 #[test]

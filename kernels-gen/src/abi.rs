@@ -6,6 +6,10 @@
 //!
 //! Tokens come in panels of [`Geometry::panel`]; buffers that hold a value per token are padded to whole panels.
 
+mod rows;
+
+pub use rows::*;
+
 /// Blocking of a kernel family: fixed when its text is generated, needed by the host to size buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
@@ -383,4 +387,16 @@ pub enum Entry {
     GatherRows(unsafe fn(&GatherRows)),
     /// See [`ScatterAdd`].
     ScatterAdd(unsafe fn(&ScatterAdd)),
+    /// See [`RawLogits`].
+    RawLogits(unsafe fn(&RawLogits)),
+    /// See [`RowLogits`].
+    RowLogits(unsafe fn(&RowLogits)),
+    /// See [`RowStatistics`].
+    RowStatistics(unsafe fn(&RowStatistics)),
+    /// See [`RowGradient`].
+    RowGradient(unsafe fn(&RowGradient)),
+    /// See [`InputGrad`].
+    InputGrad(unsafe fn(&InputGrad)),
+    /// See [`VocabularyGrad`].
+    VocabularyGrad(unsafe fn(&VocabularyGrad)),
 }

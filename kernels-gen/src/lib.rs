@@ -1,5 +1,6 @@
 //! Generated kernels and their registry. Everything below the folders named for a target is written by
-//! `cargo xtask generate`, as are the CUDA texts in `cuda/` beside this folder, which the module [`cuda`] embeds.
+//! `cargo xtask generate`, as are the CUDA texts in `cuda/` beside this folder, which the module [`cuda`] embeds. A program need
+//! not read all that a template provides, so unused variables are allowed in kernels.
 
 extern crate self as vocabfuse_kernels;
 

@@ -22,6 +22,7 @@ mod layer;
 mod layout;
 mod loss;
 mod matrix;
+mod operator;
 mod passes;
 mod policy;
 
@@ -38,6 +39,10 @@ pub use layer::{Done, Merging, OutputLayer, Partial, WeightGrad};
 pub use layout::ShardLayout;
 pub use loss::{CrossEntropy, Reduction, RowLoss};
 pub use matrix::{Element, Matrix, OwnedMatrix};
+pub use operator::{
+    Distribution, DistributionGradients, Evaluated, Evaluating, Ids, InputGradients, KlDirection, Operators, Source,
+    Statistics, SummingInputs, Ticket, ValueGradients, Values,
+};
 pub use policy::{Algorithm, DEFAULT_MEMORY_BUDGET, Policy, Save};
 pub use vocabfuse_codegen::{Dtype, Precision, Target};
 pub use vocabfuse_kernels::Registry;

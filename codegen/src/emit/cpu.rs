@@ -1,6 +1,7 @@
 //! CPU kernels: Rust text from the templates under `cpu/`.
 
-use super::{Kernel, statistics};
+use super::Kernel;
+use super::statistic::statistics;
 use crate::error::{Error, SpecError};
 use crate::loss::{Loss, Merge, OPERAND_FACTOR};
 use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
@@ -12,18 +13,82 @@ use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
 
+const UNIFORM: Type = Type { kind: Kind::F32, shape: Shape::Uniform };
+
 #[derive(Serialize)]
 struct Field {
     name: &'static str,
     texts: String,
 }
 
-const UNIFORM: Type = Type { kind: Kind::F32, shape: Shape::Uniform };
+/// Names that a kernel binds, in the order of the fields of the registry's `Bindings`.
+#[derive(Default)]
+pub(super) struct Names<'a> {
+    pub(super) statistics: Vec<&'a str>,
+    pub(super) identities: Vec<String>,
+    pub(super) statistics_uniforms: Vec<&'a str>,
+    pub(super) statistics_columns: Vec<&'a str>,
+    pub(super) uniforms: Vec<&'a str>,
+    pub(super) rows: Vec<&'a str>,
+    pub(super) columns: Vec<&'a str>,
+    pub(super) outputs: Vec<&'a str>,
+    pub(super) column_gradients: Vec<&'a str>,
+}
+
+impl<'a> Names<'a> {
+    /// Those of the program that a kernel is named for.
+    pub(super) fn of(program: &'a Program) -> Names<'a> {
+        Names {
+            uniforms: program.uniforms(),
+            rows: program.row_inputs(),
+            columns: program.column_inputs(),
+            outputs: program.row_outputs().map(|(name, _)| name).collect(),
+            column_gradients: program.column_gradients().map(|(name, _)| name).collect(),
+            ..Names::default()
+        }
+    }
+
+    /// Also the row statistics, with the values of a row that has seen no logit.
+    pub(super) fn keep(&mut self, rules: &'a [(String, Merge)]) {
+        self.statistics = rules.iter().map(|(name, _)| name.as_str()).collect();
+        self.identities = rules.iter().map(|(_, rule)| RustSimd.constant(rule.identity())).collect();
+    }
+
+    pub(super) fn context(self) -> Value {
+        let field = |name, names: Vec<&str>| Field {
+            name,
+            texts: names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", "),
+        };
+        let fields = vec![
+            field("statistics", self.statistics),
+            Field { name: "identities", texts: self.identities.join(", ") },
+            field("statistics_uniforms", self.statistics_uniforms),
+            field("statistics_columns", self.statistics_columns),
+            field("uniforms", self.uniforms),
+            field("rows", self.rows),
+            field("columns", self.columns),
+            field("outputs", self.outputs),
+            field("column_gradients", self.column_gradients),
+        ];
+        Value::from(Serde(&fields))
+    }
+}
 
 pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+    let shared = spec.kernel == KernelKind::LogitsOperand && loss.shares_operand();
+    render_kernel(spec, program_context(spec, loss)?, bindings(spec, loss), shared)
+}
+
+/// A kernel from the context of its programs and the names that they bind; `shared` if what it computes is the same for all
+/// tokens.
+pub(super) fn render_kernel(
+    spec: &KernelSpec,
+    programs: Value,
+    bindings: Value,
+    shared: bool,
+) -> Result<Kernel, Error> {
     let name = spec.name();
     let template = template(spec);
-    let bindings = bindings(spec, loss);
     let common = context! {
         version => env!("CARGO_PKG_VERSION"),
         name => name.as_str(),
@@ -31,13 +96,13 @@ pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
         spec_json => serde_json::to_string(spec).unwrap_or_default(),
         template => template,
         bindings => bindings,
-        shared => spec.kernel == KernelKind::LogitsOperand && loss.shares_operand(),
+        shared => shared,
         entry => entry(spec.kernel),
         dtype => spec.dtype.as_str(),
         storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },
         ..target_context(spec.target)
     };
-    let context = context! { ..program_context(spec, loss)?, ..common };
+    let context = context! { ..programs, ..common };
     let text = render("cpu/kernel.rs.in", &name, context)?;
     Ok(Kernel { spec: spec.clone(), name, text })
 }
@@ -71,6 +136,7 @@ pub fn emit_module(target: Target, kernels: &[&Kernel], inline: bool) -> Result<
 fn template(spec: &KernelSpec) -> String {
     match (spec.target, spec.kernel) {
         (Target::Amx, KernelKind::PackTokens | KernelKind::PackTokensGrad | KernelKind::PackVocabulary)
+        | (Target::Amx, KernelKind::Logits | KernelKind::InputGrad | KernelKind::VocabularyGrad)
         | (Target::Amx, KernelKind::LogitsSoftmax | KernelKind::UnpackAccumulator) => {
             format!("amx/{}.rs.in", spec.kernel)
         }
@@ -100,6 +166,12 @@ fn entry(kernel: KernelKind) -> &'static str {
         KernelKind::Finish => "Finish",
         KernelKind::GatherRows => "GatherRows",
         KernelKind::ScatterAdd => "ScatterAdd",
+        KernelKind::Logits => "RawLogits",
+        KernelKind::RowLogits => "RowLogits",
+        KernelKind::RowStatistics => "RowStatistics",
+        KernelKind::RowGradient => "RowGradient",
+        KernelKind::InputGrad => "InputGrad",
+        KernelKind::VocabularyGrad => "VocabularyGrad",
         // `KernelSpec::new` refuses kernels that only CUDA targets have.
         _ => "",
     }
@@ -137,7 +209,7 @@ fn target_context(target: Target) -> Value {
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
-    let (statistics, values) = statistics(&loss.statistics, loss.statistics_rules(), &RustSimd);
+    let (statistics, values) = statistics(&loss.statistics, 1, &RustSimd);
     let row_outputs = |p: &Program| p.row_outputs().map(|(_, v)| v).collect::<Vec<_>>();
     Ok(match spec.kernel {
         KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => {
@@ -149,14 +221,14 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 wanted.extend(values.into_iter().map(|v| (v, Shape::Element)));
             }
             // What is relative to no reference moves none.
-            let map = match p.referenced() {
+            let map = match p.referenced(0) {
                 Some(referenced) => lowered(p, "m", &[(referenced, Shape::Element)])?,
                 None => {
                     Value::from(Serde(&Fragment { results: vec![splat(f32::NEG_INFINITY)], ..Fragment::default() }))
                 }
             };
             // What the gradient filter measures stored values against: the sum of them. A further product is not filtered.
-            let mass = statistics.iter().find(|s| s.rule == Merge::ScaledSum).map(|s| s.slot);
+            let mass = statistics.iter().find(|s| s.rule == "ScaledSum").map(|s| s.slot);
             let mass = if operand { 0 } else { mass.ok_or_else(|| incomplete(loss))? };
             let statistics = if operand { vec![] } else { statistics };
             let f16 = spec.dtype == Dtype::F16;
@@ -194,7 +266,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 column_gradients => columns,
             }
         }
-        KernelKind::Merge => context! { statistics => Value::from(Serde(&statistics)) },
+        KernelKind::Merge => context! { statistics => Value::from(Serde(&statistics)), references => 1 },
         KernelKind::Finish => {
             let outputs: Vec<&str> = loss.finish.row_outputs().map(|(name, _)| name).collect();
             let position = |name: &str| outputs.iter().position(|n| *n == name);
@@ -222,14 +294,12 @@ fn incomplete(loss: &Loss) -> Error {
     }
 }
 
-fn lowered(program: &Program, prefix: &str, wanted: &[(ValueId, Shape)]) -> Result<Value, Error> {
+pub(super) fn lowered(program: &Program, prefix: &str, wanted: &[(ValueId, Shape)]) -> Result<Value, Error> {
     let fragment: Fragment = lower(program, &RustSimd, prefix, wanted)?;
     Ok(Value::from(Serde(&fragment)))
 }
 
-// In the order of the fields of the registry's `Bindings`.
 fn bindings(spec: &KernelSpec, loss: &Loss) -> Value {
-    let quote = |names: Vec<&str>| names.iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
     let program = match spec.kernel {
         KernelKind::LogitsSoftmax => Some(&loss.statistics),
         KernelKind::LogitsOperand => loss.operand.as_ref(),
@@ -237,24 +307,15 @@ fn bindings(spec: &KernelSpec, loss: &Loss) -> Value {
         KernelKind::Finish => Some(&loss.finish),
         _ => None,
     };
+    let mut names = program.map(Names::of).unwrap_or_default();
     let rules = loss.statistics_rules();
     let keeps = spec.kernel.has_loss() && spec.kernel != KernelKind::LogitsOperand;
-    let statistics = if keeps { rules.iter().map(|(n, _)| n.as_str()).collect() } else { vec![] };
-    let with = |f: fn(&Program) -> Vec<&str>| program.map(f).unwrap_or_default();
-    let identities: Vec<String> =
-        rules.iter().filter(|_| keeps).map(|(_, rule)| RustSimd.constant(rule.identity())).collect();
-    let runs_statistics = keeps && spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute;
-    let of_statistics = |f: fn(&Program) -> Vec<&str>| if runs_statistics { f(&loss.statistics) } else { vec![] };
-    let fields: Vec<Field> = vec![
-        Field { name: "statistics", texts: quote(statistics) },
-        Field { name: "identities", texts: identities.join(", ") },
-        Field { name: "statistics_uniforms", texts: quote(of_statistics(Program::uniforms)) },
-        Field { name: "statistics_columns", texts: quote(of_statistics(Program::column_inputs)) },
-        Field { name: "uniforms", texts: quote(with(Program::uniforms)) },
-        Field { name: "rows", texts: quote(with(Program::row_inputs)) },
-        Field { name: "columns", texts: quote(with(Program::column_inputs)) },
-        Field { name: "outputs", texts: quote(with(|p| p.row_outputs().map(|(n, _)| n).collect())) },
-        Field { name: "column_gradients", texts: quote(with(|p| p.column_gradients().map(|(n, _)| n).collect())) },
-    ];
-    Value::from(Serde(&fields))
+    if keeps {
+        names.keep(&rules);
+    }
+    if keeps && spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute {
+        names.statistics_uniforms = loss.statistics.uniforms();
+        names.statistics_columns = loss.statistics.column_inputs();
+    }
+    names.context()
 }

@@ -1,7 +1,8 @@
 //! CUDA kernels: header-free text from the templates under `cuda/`. How a host runs them: see [`crate::cuda`].
 
+use super::Kernel;
 use super::cuda_abi::{bindings, parameters, staged};
-use super::{Kernel, statistics};
+use super::statistic::statistics;
 use crate::error::{Error, SpecError};
 use crate::loss::{Loss, OPERAND_FACTOR};
 use crate::lower::{Cuda, Fragment, Lowering, lower};
@@ -93,7 +94,7 @@ fn scratch_context(spec: &KernelSpec, staged: &[String], rows: usize) -> Value {
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
-    let (statistics, values) = statistics(&loss.statistics, loss.statistics_rules(), &Cuda);
+    let (statistics, values) = statistics(&loss.statistics, 1, &Cuda);
     let listed = Value::from(Serde(&statistics));
     let plan = plan(spec.kernel, spec.dtype);
     let staged = staged(spec.kernel, loss);
@@ -106,7 +107,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
             let (statistics, values) = if operand { (vec![], vec![]) } else { (statistics, values) };
             let wanted: Vec<_> = std::iter::once(store).chain(values).map(element).collect();
             // What is relative to no reference moves none.
-            let map = match p.referenced() {
+            let map = match p.referenced(0) {
                 Some(referenced) => lowered(p, "m", &[element(referenced)])?,
                 None => {
                     let nothing = Cuda.constant(f32::NEG_INFINITY);
@@ -149,7 +150,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
         KernelKind::Finish => {
             let position = |name: &str| loss.finish.row_outputs().position(|(n, _)| n == name);
             let wanted: Vec<_> = loss.finish.row_outputs().map(|(_, v)| (v, Shape::Row)).collect();
-            let known = |op: &Op| !matches!(op, Op::Input(i) if !matches!(i, Input::Row(_) | Input::Uniform(_) | Input::Reference));
+            let known = |op: &Op| !matches!(op, Op::Input(i) if !matches!(i, Input::Row(_) | Input::Uniform(_) | Input::Reference(_)));
             if let Some(index) = loss.finish.ops().iter().position(|op| !known(op)) {
                 return Err(Error::Lowering {
                     program: loss.finish.name().to_owned(),

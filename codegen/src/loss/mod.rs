@@ -4,7 +4,8 @@ mod cross_entropy;
 
 pub use cross_entropy::{CrossEntropyForm, Softmax, cross_entropy};
 
-use crate::program::{Input, Op, Program, ProgramError, Reduce};
+pub use crate::program::Merge;
+use crate::program::{Input, Op, Program, ProgramError};
 use crate::spec::KernelKind;
 use serde::Serialize;
 
@@ -31,30 +32,6 @@ pub struct Loss {
     pub operand: Option<Program>,
 }
 
-/// How a row statistic merges over tiles and ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Merge {
-    /// Sum of values relative to the reference: rescaled when it moves.
-    ScaledSum,
-    /// Plain sum.
-    Sum,
-    /// Maximum.
-    Max,
-    /// The value that belongs to the larger of the maxima that are the next statistic.
-    ArgMax,
-}
-
-impl Merge {
-    /// The statistic of a row that has seen no logit.
-    pub fn identity(self) -> f32 {
-        match self {
-            Merge::ScaledSum | Merge::Sum => 0.0,
-            Merge::Max => f32::NEG_INFINITY,
-            Merge::ArgMax => -1.0,
-        }
-    }
-}
-
 /// Row outputs that every `finish` program must have: results, factors of A and B, and a bound on the derivative of the
 /// loss by a dot product, for targets that have to scale it into the range of f16. Factors and bound hold the upstream
 /// gradient that is known before pass S; what is known later is the row input `upstream` of `gradient`.
@@ -66,14 +43,7 @@ pub const OPERAND_FACTOR: &str = "operand_factor";
 impl Loss {
     /// Row statistics in order, each with its rule of merging.
     pub fn statistics_rules(&self) -> Vec<(String, Merge)> {
-        let scaled = self.statistics.depends_on_reference();
-        let rule = |value| match *self.statistics.op(value) {
-            Op::Reduce(Reduce::Sum, operand) if scaled[operand.index()] => Merge::ScaledSum,
-            Op::Reduce(Reduce::Max, _) => Merge::Max,
-            Op::ArgMax(..) => Merge::ArgMax,
-            _ => Merge::Sum,
-        };
-        self.statistics.row_outputs().map(|(name, value)| (name.to_owned(), rule(value))).collect()
+        self.statistics.rules()
     }
 
     /// Checks that the three programs fit together.
@@ -82,7 +52,7 @@ impl Loss {
     /// [`ProgramError::Outputs`] with what is missing.
     pub fn verify(&self) -> Result<(), ProgramError> {
         let missing = |what: String| Err(ProgramError::Outputs(format!("loss {}: {what}", self.name)));
-        if self.statistics.referenced().is_none() {
+        if self.statistics.referenced(0).is_none() {
             return missing("the statistics program uses no exp_above by the reference".to_owned());
         }
         for program in [&self.statistics, &self.gradient] {
@@ -99,7 +69,7 @@ impl Loss {
             return missing(format!("the gradient program reads {name:?}; it can read {rows:?}"));
         }
         if let Some(operand) = &self.operand {
-            if operand.store().is_none() || operand.referenced().is_some() || operand.outputs().len() > 1 {
+            if operand.store().is_none() || operand.referenced(0).is_some() || operand.outputs().len() > 1 {
                 return missing(
                     "the operand program must store a value, relative to no reference, and nothing else".to_owned(),
                 );
@@ -127,7 +97,7 @@ impl Loss {
 
     /// Whether pass T can run from saved values.
     pub fn can_save(&self) -> bool {
-        !self.gradient.ops().contains(&Op::Input(Input::Logit))
+        !self.gradient.ops().contains(&Op::Input(Input::Logit(0)))
     }
 
     /// Whether the second operand is the same for all tokens; false if there is none.

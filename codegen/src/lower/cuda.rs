@@ -1,10 +1,11 @@
 //! CUDA C++ over the functions of the CUDA prelude: f32 in registers, one element at a time.
 //!
-//! In scope: `logit`, `stored` and `reference` (floats), `column` (shard-local id), `local` (the same within the
+//! In scope: `logit`, `stored` and `reference` (floats; of a second distribution `logit_1` and `reference_1`), `selected`
+//! and `random` where a template provides them, `column` (shard-local id), `local` (the same within the
 //! tile), `token` (a row that exists), the kernel parameters `classes`, `targets`, `uniform_<name>` and `row_<name>`,
 //! and `staged_<name>`, the tile's part of a column input, zero where the caller has none.
 
-use super::{Lowering, Operand};
+use super::{Lowering, Operand, indexed};
 use crate::program::{Binary, Compare, Input, Kind, Op, Shape, Type, Unary};
 
 /// The lowering for all CUDA targets.
@@ -13,12 +14,14 @@ pub struct Cuda;
 impl Lowering for Cuda {
     fn input(&self, input: &Input, _: usize) -> String {
         match input {
-            Input::Logit => "logit".to_owned(),
+            Input::Logit(index) => indexed("logit", *index),
             Input::Stored => "stored".to_owned(),
             Input::ColumnId => "column".to_owned(),
             Input::Classes => "classes".to_owned(),
             Input::Target => "targets[token]".to_owned(),
-            Input::Reference => "reference".to_owned(),
+            Input::Reference(index) => indexed("reference", *index),
+            Input::Selected => "selected".to_owned(),
+            Input::Random => "random".to_owned(),
             Input::Row(name) => format!("row_{name}[token]"),
             Input::Column(name) => format!("staged_{name}[local]"),
             Input::Uniform(name) => format!("uniform_{name}"),

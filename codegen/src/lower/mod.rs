@@ -19,6 +19,11 @@ pub struct Operand {
     pub ty: Type,
 }
 
+/// Name of the value of a distribution: that of the only one has no number.
+fn indexed(name: &str, index: usize) -> String {
+    if index == 0 { name.to_owned() } else { format!("{name}_{index}") }
+}
+
 /// A target language: an ordered table from operations to expressions.
 ///
 /// The names in scope are part of the contract between lowering and template; each lowering documents its own.

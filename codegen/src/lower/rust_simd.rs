@@ -2,9 +2,10 @@
 //!
 //! Row and element values are vectors (one lane a token), uniform and column values are scalars. In scope: `inputs`
 //! (the kernel's `Inputs`), `token` (first token of the vector), `column` (shard-local id, i32), `logit`, `stored` and
-//! `reference` (vectors), and the functions of the prelude.
+//! `reference` (vectors; of a second distribution `logit_1` and `reference_1`), `selected` and `random` where a template
+//! provides them, and the functions of the prelude.
 
-use super::{Lowering, Operand};
+use super::{Lowering, Operand, indexed};
 use crate::program::{Binary, Compare, Input, Kind, Op, Shape, Type, Unary};
 
 /// The lowering for all CPU targets: the prelude gives the functions their instructions.
@@ -17,12 +18,14 @@ fn is_vector(shape: Shape) -> bool {
 impl Lowering for RustSimd {
     fn input(&self, input: &Input, slot: usize) -> String {
         match input {
-            Input::Logit => "logit".to_owned(),
+            Input::Logit(index) => indexed("logit", *index),
             Input::Stored => "stored".to_owned(),
             Input::ColumnId => "column".to_owned(),
             Input::Classes => "inputs.classes".to_owned(),
             Input::Target => "load_i32(inputs.targets.add(token))".to_owned(),
-            Input::Reference => "reference".to_owned(),
+            Input::Reference(index) => indexed("reference", *index),
+            Input::Selected => "selected".to_owned(),
+            Input::Random => "random".to_owned(),
             Input::Row(_) => format!("load(inputs.row({slot}, token))"),
             Input::Column(_) => format!("inputs.column({slot}, column)"),
             Input::Uniform(_) => format!("inputs.uniform({slot})"),

@@ -70,9 +70,14 @@ impl Graph {
         self.push(Op::Input(input))
     }
 
-    /// [`Input::Logit`].
+    /// [`Input::Logit`] of the first distribution.
     pub fn logit(&self) -> Expr<'_> {
-        self.input(Input::Logit)
+        self.logit_of(0)
+    }
+
+    /// [`Input::Logit`].
+    pub fn logit_of(&self, distribution: usize) -> Expr<'_> {
+        self.input(Input::Logit(distribution))
     }
 
     /// [`Input::Stored`].
@@ -95,9 +100,24 @@ impl Graph {
         self.input(Input::Target)
     }
 
-    /// [`Input::Reference`].
+    /// [`Input::Reference`] of the first distribution.
     pub fn reference(&self) -> Expr<'_> {
-        self.input(Input::Reference)
+        self.reference_of(0)
+    }
+
+    /// [`Input::Reference`].
+    pub fn reference_of(&self, distribution: usize) -> Expr<'_> {
+        self.input(Input::Reference(distribution))
+    }
+
+    /// [`Input::Selected`].
+    pub fn selected(&self) -> Expr<'_> {
+        self.input(Input::Selected)
+    }
+
+    /// [`Input::Random`].
+    pub fn random(&self) -> Expr<'_> {
+        self.input(Input::Random)
     }
 
     /// [`Input::Row`].
@@ -137,6 +157,16 @@ impl Graph {
     /// Hands out the derivative with respect to a column input.
     pub fn column_gradient(&self, name: &str, value: Expr<'_>) {
         self.output(Output::ColumnGradient(name.to_owned(), value.id));
+    }
+
+    /// [`Output::Selected`].
+    pub fn selected_output(&self, name: &str, value: Expr<'_>) {
+        self.output(Output::Selected(name.to_owned(), value.id));
+    }
+
+    /// [`Output::Top`].
+    pub fn top(&self, key: Expr<'_>, value: Expr<'_>) {
+        self.output(Output::Top { key: key.id, value: value.id });
     }
 
     /// Verifies and closes the program.

@@ -12,12 +12,16 @@ impl fmt::Display for ValueId {
 impl fmt::Display for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Input::Logit => f.write_str("logit"),
+            Input::Logit(0) => f.write_str("logit"),
+            Input::Logit(i) => write!(f, "logit {i}"),
             Input::Stored => f.write_str("stored"),
             Input::ColumnId => f.write_str("column_id"),
             Input::Classes => f.write_str("classes"),
             Input::Target => f.write_str("target"),
-            Input::Reference => f.write_str("reference"),
+            Input::Reference(0) => f.write_str("reference"),
+            Input::Reference(i) => write!(f, "reference {i}"),
+            Input::Selected => f.write_str("selected"),
+            Input::Random => f.write_str("random"),
             Input::Row(name) => write!(f, "row {name}"),
             Input::Column(name) => write!(f, "column {name}"),
             Input::Uniform(name) => write!(f, "uniform {name}"),
@@ -52,6 +56,8 @@ impl fmt::Display for Program {
                 Output::Row(name, v) => writeln!(f, "  row {name} <- {v}")?,
                 Output::Store(v) => writeln!(f, "  store <- {v}")?,
                 Output::ColumnGradient(name, v) => writeln!(f, "  column gradient {name} <- {v}")?,
+                Output::Selected(name, v) => writeln!(f, "  selected {name} <- {v}")?,
+                Output::Top { key, value } => writeln!(f, "  top <- {key} with {value}")?,
             }
         }
         Ok(())

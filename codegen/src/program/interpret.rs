@@ -1,6 +1,6 @@
 //! Runs a program in f64 on one tile: the definition that every lowering is tested against.
 
-use super::{Binary, Compare, Input, Op, Output, Program, Reduce, Shape, Unary};
+use super::{Binary, Compare, Input, Op, Output, Program, Reduce, Shape, Unary, ValueId};
 use std::collections::BTreeMap;
 
 /// The inputs of one tile. Matrices are row-major `[rows, columns]`.
@@ -10,8 +10,10 @@ pub struct Tile {
     pub rows: usize,
     /// Vocabulary entries.
     pub columns: usize,
-    /// [`Input::Logit`], `rows * columns`.
+    /// [`Input::Logit`] of the first distribution, `rows * columns`.
     pub logit: Vec<f64>,
+    /// That of the second one.
+    pub second_logit: Vec<f64>,
     /// [`Input::Stored`], `rows * columns`.
     pub stored: Vec<f64>,
     /// Shard-local id of the tile's first column.
@@ -20,8 +22,20 @@ pub struct Tile {
     pub classes: i64,
     /// [`Input::Target`], `rows`.
     pub target: Vec<i64>,
-    /// [`Input::Reference`], `rows`.
+    /// [`Input::Reference`] of the first distribution, `rows`.
     pub reference: Vec<f64>,
+    /// That of the second one.
+    pub second_reference: Vec<f64>,
+    /// Selected ids of each token, as columns of the shard, with their weights for [`Input::Selected`].
+    pub selected: Vec<Vec<(i64, f64)>>,
+    /// Number of columns of [`Output::Top`].
+    pub top: usize,
+    /// Seed of [`Input::Random`].
+    pub seed: u64,
+    /// Token of each row, for [`Input::Random`].
+    pub token: Vec<u32>,
+    /// Global id of the shard's first column, for [`Input::Random`].
+    pub first_id: u32,
     /// Named inputs per token, `rows` each.
     pub row: BTreeMap<String, Vec<f64>>,
     /// Named inputs per vocabulary entry, `columns` each; an absent one is zero.
@@ -39,6 +53,21 @@ pub struct Interpretation {
     pub store: Vec<f64>,
     /// Column gradients summed over the rows of the tile, `columns` each.
     pub column_gradient: BTreeMap<String, Vec<f64>>,
+    /// Named values at the selected ids of each token, in their order.
+    pub selected: BTreeMap<String, Vec<Vec<f64>>>,
+    /// The largest columns of each token, at most [`Tile::top`].
+    pub top: Vec<Vec<Pick>>,
+}
+
+/// A column of [`Output::Top`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pick {
+    /// Column of the shard.
+    pub column: i64,
+    /// What was compared.
+    pub key: f64,
+    /// What is handed out.
+    pub value: f64,
 }
 
 impl Program {
@@ -64,6 +93,18 @@ impl Program {
                 Output::ColumnGradient(name, _) => {
                     let column = |c| (0..tile.rows).map(|r| values.get(self, value.index(), r, c)).sum();
                     out.column_gradient.insert(name.clone(), (0..tile.columns).map(column).collect());
+                }
+                Output::Selected(name, _) => {
+                    let at = |row: usize, id: i64| match usize::try_from(id - tile.first_column) {
+                        Ok(column) if column < tile.columns => values.get(self, value.index(), row, column),
+                        _ => 0.0,
+                    };
+                    let rows = tile.selected.iter().enumerate();
+                    let rows = rows.map(|(row, ids)| ids.iter().map(|(id, _)| at(row, *id)).collect()).collect();
+                    out.selected.insert(name.clone(), rows);
+                }
+                Output::Top { key, value } => {
+                    out.top = (0..tile.rows).map(|row| values.top(self, row, *key, *value)).collect();
                 }
             }
         }
@@ -91,6 +132,16 @@ impl<'a> Values<'a> {
         self.values[value][row.min(rows - 1) * columns + column.min(columns - 1)]
     }
 
+    fn top(&self, program: &Program, row: usize, key: ValueId, value: ValueId) -> Vec<Pick> {
+        let at = |v: ValueId, column| self.get(program, v.index(), row, column);
+        let pick = |c: usize| Pick { column: self.tile.first_column + c as i64, key: at(key, c), value: at(value, c) };
+        let mut picks: Vec<Pick> = (0..self.tile.columns).map(pick).collect();
+        // A stable order: of equal keys, 0 and -0 among them, the lowest column comes first.
+        picks.sort_by(|a, b| (b.key + 0.0).total_cmp(&(a.key + 0.0)));
+        picks.truncate(self.tile.top);
+        picks
+    }
+
     fn compute(program: &Program, tile: &'a Tile) -> Values<'a> {
         let mut all = Values { tile, values: vec![] };
         for (index, op) in program.ops().iter().enumerate() {
@@ -112,12 +163,20 @@ impl<'a> Values<'a> {
         let truth = |b: bool| if b { 1.0 } else { 0.0 };
         match op {
             Op::Input(input) => match input {
-                Input::Logit => tile.logit[row * tile.columns + column],
+                Input::Logit(index) => [&tile.logit, &tile.second_logit][*index][row * tile.columns + column],
                 Input::Stored => tile.stored[row * tile.columns + column],
                 Input::ColumnId => (tile.first_column + column as i64) as f64,
                 Input::Classes => tile.classes as f64,
                 Input::Target => tile.target[row] as f64,
-                Input::Reference => tile.reference[row],
+                Input::Reference(index) => [&tile.reference, &tile.second_reference][*index][row],
+                Input::Selected => {
+                    let here = tile.first_column + column as i64;
+                    tile.selected[row].iter().filter(|(id, _)| *id == here).map(|(_, weight)| weight).sum()
+                }
+                Input::Random => {
+                    let id = tile.first_id + (tile.first_column + column as i64) as u32;
+                    f64::from(super::uniform(tile.seed, tile.token[row], id))
+                }
                 Input::Row(name) => tile.row[name][row],
                 Input::Column(name) => tile.column.get(name).map_or(0.0, |c| c[column]),
                 Input::Uniform(name) => tile.uniform[name],

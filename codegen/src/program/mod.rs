@@ -7,13 +7,21 @@
 mod build;
 mod display;
 mod interpret;
+mod movement;
+mod random;
 mod verify;
 
 pub use build::{Expr, Graph};
-pub use interpret::{Interpretation, Tile};
+pub use interpret::{Interpretation, Pick, Tile};
+pub use movement::Merge;
+pub use random::{keys, uniform};
 pub use verify::ProgramError;
 
+use movement::Movement;
 use serde::Serialize;
+
+/// Distributions over the vocabulary that a program can read: logits and references 0 and 1.
+pub const DISTRIBUTIONS: usize = 2;
 
 /// How a value varies over a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -73,8 +81,8 @@ impl ValueId {
 /// Where a program reads from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum Input {
-    /// The raw dot product x·w, `Element` f32.
-    Logit,
+    /// The logit of a distribution, `Element` f32: the raw dot product x·w for a loss, after all options for an operator.
+    Logit(usize),
     /// The value stored by the statistics program, relative to the row's final reference, `Element` f32.
     Stored,
     /// Id of the column within the shard, `Column` i32.
@@ -83,8 +91,12 @@ pub enum Input {
     Classes,
     /// Id of the token's target within the shard, negative when another shard owns it, `Row` i32.
     Target,
-    /// The row's current reference, an integer in log2 units, `Row` f32.
-    Reference,
+    /// The row's current reference for the logits of a distribution, an integer in log2 units, `Row` f32.
+    Reference(usize),
+    /// Sum of the weights of the token's selected ids that are this column, `Element` f32: zero nearly everywhere.
+    Selected,
+    /// The random number of token and column, `Element` f32, see [`uniform`].
+    Random,
     /// A named value per token, f32.
     Row(String),
     /// A named value per vocabulary entry, f32; zero when the caller has none.
@@ -97,11 +109,11 @@ impl Input {
     /// Kind and shape of the input.
     pub fn ty(&self) -> Type {
         let (kind, shape) = match self {
-            Input::Logit | Input::Stored => (Kind::F32, Shape::Element),
+            Input::Logit(_) | Input::Stored | Input::Selected | Input::Random => (Kind::F32, Shape::Element),
             Input::ColumnId => (Kind::I32, Shape::Column),
             Input::Classes => (Kind::I32, Shape::Uniform),
             Input::Target => (Kind::I32, Shape::Row),
-            Input::Reference | Input::Row(_) => (Kind::F32, Shape::Row),
+            Input::Reference(_) | Input::Row(_) => (Kind::F32, Shape::Row),
             Input::Column(_) => (Kind::F32, Shape::Column),
             Input::Uniform(_) => (Kind::F32, Shape::Uniform),
         };
@@ -215,13 +227,23 @@ pub enum Output {
     Store(ValueId),
     /// The derivative with respect to a named column input; the kernel sums it over tokens.
     ColumnGradient(String, ValueId),
+    /// A named element value at each of the token's selected ids: one a slot, zero where another shard has the column.
+    Selected(String, ValueId),
+    /// The columns of the largest keys: id, key and value of each, the largest first; of equal keys the lowest id first.
+    Top {
+        /// What is compared.
+        key: ValueId,
+        /// What is handed out beside it.
+        value: ValueId,
+    },
 }
 
 impl Output {
     /// The value handed out.
     pub fn value(&self) -> ValueId {
         match self {
-            Output::Row(_, v) | Output::Store(v) | Output::ColumnGradient(_, v) => *v,
+            Output::Row(_, v) | Output::Store(v) | Output::ColumnGradient(_, v) | Output::Selected(_, v) => *v,
+            Output::Top { key, .. } => *key,
         }
     }
 }
@@ -302,14 +324,47 @@ impl Program {
             .filter_map(|o| if let Output::ColumnGradient(name, v) = o { Some((name.as_str(), *v)) } else { None })
     }
 
-    /// The logit that the reference is measured against: the first operand of every `ExpAbove` by the reference.
-    pub fn referenced(&self) -> Option<ValueId> {
-        verify::referenced(&self.ops)
+    /// Names of the values at selected ids, with the values.
+    pub fn selected(&self) -> impl Iterator<Item = (&str, ValueId)> {
+        self.outputs
+            .iter()
+            .filter_map(|o| if let Output::Selected(name, v) = o { Some((name.as_str(), *v)) } else { None })
     }
 
-    /// For every value, whether it depends on the row's reference.
-    pub fn depends_on_reference(&self) -> Vec<bool> {
-        verify::depends_on(&self.ops, &Input::Reference)
+    /// Key and value of the largest columns, if the program asks for them.
+    pub fn top(&self) -> Option<(ValueId, ValueId)> {
+        self.outputs.iter().find_map(|o| if let Output::Top { key, value } = o { Some((*key, *value)) } else { None })
+    }
+
+    /// Whether the program reads an input.
+    pub fn reads(&self, input: &Input) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Input(i) if i == input))
+    }
+
+    /// Whether a value is computed from an input.
+    pub fn depends_on(&self, value: ValueId, input: &Input) -> bool {
+        self.op(value).operands().iter().any(|v| self.depends_on(*v, input))
+            || matches!(self.op(value), Op::Input(i) if i == input)
+    }
+
+    /// The logit that a reference is measured against: the first operand of every `ExpAbove` by the reference.
+    pub fn referenced(&self, reference: usize) -> Option<ValueId> {
+        verify::referenced(&self.ops, reference)
+    }
+
+    /// Number of references that the program measures against.
+    pub fn references(&self) -> usize {
+        (0..DISTRIBUTIONS).filter(|r| self.referenced(*r).is_some()).count()
+    }
+
+    /// Row outputs in order, each with its rule of merging over tiles and ranks.
+    pub fn rules(&self) -> Vec<(String, Merge)> {
+        movement::rules(&self.ops, &self.outputs)
+    }
+
+    /// Whether a value is multiplied by a power of two when a reference moves.
+    pub fn is_scaled(&self, value: ValueId) -> bool {
+        matches!(movement::movements(&self.ops)[value.index()], Movement::Scaled(_))
     }
 
     fn names<'a>(&'a self, pick: impl Fn(&'a Input) -> Option<&'a String>) -> Vec<&'a str> {

@@ -1,6 +1,7 @@
 //! The rules of row programs.
 
-use super::{Binary, Input, Kind, Op, Output, Reduce, Shape, Type, Unary, ValueId, reduces};
+use super::movement::{Movement, movements};
+use super::{Binary, DISTRIBUTIONS, Input, Kind, Op, Output, Reduce, Shape, Type, Unary, ValueId, reduces};
 
 /// A broken rule. `value` is printed as in the text form of the program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,14 +40,25 @@ pub enum ProgramError {
         /// The reduction.
         operand: usize,
     },
+    /// A logit or reference of a distribution that there is not.
+    #[error("%{value} reads distribution {index}; expected 0 or 1")]
+    Distribution {
+        /// The reading value.
+        value: usize,
+        /// The distribution.
+        index: usize,
+    },
     /// Two different logits compared with the reference.
     #[error("%{value} measures another value against the reference than an earlier exp_above; only one is allowed")]
     TwoReferenced {
         /// The second `ExpAbove`.
         value: usize,
     },
-    /// The reference read other than by `exp_above`: its value is arbitrary, only quotients by it mean something.
-    #[error("%{value} reads the reference; in a program over elements only exp_above may")]
+    /// The reference read other than by `exp_above` and `above`, or in a way that cannot be corrected when it moves: its value
+    /// is arbitrary, only what is relative to it means something.
+    #[error(
+        "%{value} depends on the reference other than by exp_above or a product of it and a distance, which cannot move with it"
+    )]
     ReferenceUsed {
         /// The reading value.
         value: usize,
@@ -135,42 +147,77 @@ fn has_elements(types: &[Type]) -> bool {
 }
 
 fn check_reference(ops: &[Op], types: &[Type]) -> Result<(), ProgramError> {
+    for (value, op) in ops.iter().enumerate() {
+        if let Op::Input(Input::Logit(index) | Input::Reference(index)) = op
+            && *index >= DISTRIBUTIONS
+        {
+            return Err(ProgramError::Distribution { value, index: *index });
+        }
+    }
     if !has_elements(types) {
         return Ok(());
     }
-    let is_reference = |v: ValueId| ops[v.index()] == Op::Input(Input::Reference);
-    let mut measured: Option<ValueId> = None;
+    let reference = |v: ValueId| matches!(ops[v.index()], Op::Input(Input::Reference(_)));
     for (value, op) in ops.iter().enumerate() {
         match *op {
-            Op::Binary(Binary::ExpAbove, y, r) if is_reference(r) && !is_reference(y) => {
-                if measured.is_some_and(|m| m != y) {
+            Op::Binary(Binary::ExpAbove, y, r) if reference(r) && !reference(y) => {
+                let earlier = ops[..value].iter().find_map(|op| measured(op, r));
+                if earlier.is_some_and(|earlier| earlier != y) {
                     return Err(ProgramError::TwoReferenced { value });
                 }
-                measured = Some(y);
             }
-            _ if op.operands().iter().any(|v| is_reference(*v)) => return Err(ProgramError::ReferenceUsed { value }),
+            Op::Binary(Binary::Above, y, r) if reference(r) && !reference(y) => {}
+            _ if op.operands().iter().any(|v| reference(*v)) => return Err(ProgramError::ReferenceUsed { value }),
             _ => {}
         }
     }
     Ok(())
 }
 
-/// See [`super::Program::referenced`].
-pub(super) fn referenced(ops: &[Op]) -> Option<ValueId> {
-    ops.iter().find_map(|op| match *op {
-        Op::Binary(Binary::ExpAbove, y, r) if ops[r.index()] == Op::Input(Input::Reference) => Some(y),
+// What an operation measures against a reference.
+fn measured(op: &Op, reference: ValueId) -> Option<ValueId> {
+    match *op {
+        Op::Binary(Binary::ExpAbove, y, r) if r == reference => Some(y),
         _ => None,
-    })
+    }
 }
 
-/// For every value, whether it depends on an input.
-pub(super) fn depends_on(ops: &[Op], input: &Input) -> Vec<bool> {
-    let mut depends: Vec<bool> = Vec::with_capacity(ops.len());
-    for op in ops {
-        let here = matches!(op, Op::Input(i) if i == input);
-        depends.push(here || op.operands().iter().any(|v| depends[v.index()]));
+/// See [`super::Program::referenced`].
+pub(super) fn referenced(ops: &[Op], reference: usize) -> Option<ValueId> {
+    let input = ops.iter().position(|op| *op == Op::Input(Input::Reference(reference)))?;
+    ops.iter().find_map(|op| measured(op, ValueId(input as u32)))
+}
+
+// Values that a kernel forms while the reference still moves must be ones that it can correct afterwards.
+fn check_movement(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), ProgramError> {
+    if !has_elements(types) {
+        return Ok(());
     }
-    depends
+    let movements = movements(ops);
+    for output in outputs {
+        let value = output.value().index();
+        let (movement, op) = (movements[value], &ops[value]);
+        let moves = || Err(ProgramError::ReferenceUsed { value });
+        match (output, movement) {
+            (_, Movement::Fixed) => {}
+            (Output::Row(name, _), _) if matches!(op, Op::Reduce(Reduce::Max, _)) => {
+                return Err(ProgramError::Outputs(format!(
+                    "{name:?} is a maximum of values relative to the reference, which moves"
+                )));
+            }
+            (Output::Row(..) | Output::Store(_), Movement::Scaled(_)) => {}
+            (Output::Row(name, _), Movement::Moment { weight, .. }) => {
+                let is_sum = |o: &Output| ops[o.value().index()] == Op::Reduce(Reduce::Sum, weight);
+                if !outputs.iter().any(|o| matches!(o, Output::Row(..)) && is_sum(o)) {
+                    return Err(ProgramError::Outputs(format!(
+                        "{name:?} is a sum of {weight} times a distance; expected the sum of {weight} among the outputs"
+                    )));
+                }
+            }
+            _ => return moves(),
+        }
+    }
+    Ok(())
 }
 
 fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), ProgramError> {
@@ -190,7 +237,15 @@ fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), P
             Output::Store(_) => {
                 ("store", "an f32 element or column value", matches!(found.shape, Shape::Element | Shape::Column))
             }
-            Output::ColumnGradient(name, _) => (name.as_str(), "an f32 element", found.shape == Shape::Element),
+            Output::ColumnGradient(name, _) | Output::Selected(name, _) => {
+                (name.as_str(), "an f32 element", found.shape == Shape::Element)
+            }
+            Output::Top { value, .. } => {
+                let value = types.get(value.index()).copied();
+                let both =
+                    [Some(found), value].iter().all(|t| *t == Some(Type { kind: Kind::F32, shape: Shape::Element }));
+                ("top", "a key and a value that are f32 elements", both)
+            }
         };
         if !right || found.kind != Kind::F32 {
             return Err(ProgramError::Output { name: name.to_owned(), expected, found });
@@ -204,18 +259,7 @@ fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), P
         return Err(ProgramError::Outputs("the program has no output".to_owned()));
     }
     check_positions(ops, outputs)?;
-    let references = depends_on(ops, &Input::Reference);
-    for output in outputs {
-        if let Output::Row(name, v) = output
-            && let Op::Reduce(Reduce::Max, operand) = ops[v.index()]
-            && references[operand.index()]
-        {
-            return Err(ProgramError::Outputs(format!(
-                "{name:?} is a maximum of values relative to the reference, which moves"
-            )));
-        }
-    }
-    Ok(())
+    check_movement(ops, outputs, types)
 }
 
 // Positions merge by the values that they are positions of.

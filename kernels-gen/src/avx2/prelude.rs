@@ -71,7 +71,10 @@ pub fn exp2(a: V) -> V {
 }
 #[inline] #[target_feature(enable = "avx2,fma,f16c")]
 pub fn above(a: V, reference: V) -> V {
-    _mm256_fnmadd_ps(reference, splat(LN_2_LOW), _mm256_fnmadd_ps(reference, splat(LN_2_HIGH), a))
+    let exact = _mm256_fnmadd_ps(reference, splat(LN_2_LOW), _mm256_fnmadd_ps(reference, splat(LN_2_HIGH), a));
+    let huge = lt(splat(HUGE_REFERENCE), _mm256_andnot_ps(splat(-0.0), reference));
+    // Compared as `exp_above` does, so that the two agree.
+    if any(huge) { select(huge, mul(sub(mul(a, splat(LOG2_E)), reference), splat(std::f32::consts::LN_2)), exact) } else { exact }
 }
 // The product a log2(e) - reference is formed in one rounding, so the size of a common offset costs no precision. Where the
 // reference itself is so large that it is rounded by more than that, the same product is rounded in the same way instead:
@@ -145,7 +148,15 @@ pub mod scalar_ops {
     #[inline] pub fn maximum(a: f32, b: f32) -> f32 { if a > b || a.is_nan() { a } else { b } }
     #[inline] pub fn minimum(a: f32, b: f32) -> f32 { if a < b || a.is_nan() { a } else { b } }
     #[inline] pub fn mul_add(a: f32, b: f32, c: f32) -> f32 { a * b + c }
-    #[inline] pub fn above(a: f32, reference: f32) -> f32 { a - reference * super::LN_2_HIGH - reference * super::LN_2_LOW }
+    // A reference so large that it is rounded is compared as `exp_above` does, so that the two agree.
+    #[inline] pub fn above(a: f32, reference: f32) -> f32 {
+        if reference.abs() > super::HUGE_REFERENCE {
+            (a * super::LOG2_E - reference) * std::f32::consts::LN_2
+        } else {
+            // Without a fused instruction, only f64 holds the product of any reference below that.
+            (f64::from(a) - f64::from(reference) * std::f64::consts::LN_2) as f32
+        }
+    }
     #[inline] pub fn exp_above(a: f32, reference: f32) -> f32 { above(a, reference).exp() }
     #[inline] pub fn eq(a: f32, b: f32) -> bool { a == b }
     #[inline] pub fn lt(a: f32, b: f32) -> bool { a < b }
@@ -161,6 +172,24 @@ pub mod scalar_ops {
 #[inline]
 pub fn power_of_two(n: f32) -> f32 {
     if n.is_nan() { n } else if n < -126.0 { 0.0 } else { f32::from_bits(((n as i32 + 127) << 23) as u32) }
+}
+
+/// The random numbers of a vector of tokens, given by their keys, and a global id; see `program::uniform` of the generator.
+#[inline]
+pub fn random_numbers(first: VI, second: VI, id: u32) -> V {
+    let mix = |mut bits: u32| {
+        bits = (bits ^ (bits >> 16)).wrapping_mul(0x7feb_352d);
+        bits = (bits ^ (bits >> 15)).wrapping_mul(0x846c_a68b);
+        bits ^ (bits >> 16)
+    };
+    // SAFETY: vectors are exactly their lanes.
+    unsafe {
+        let keys = |keys: VI| std::mem::transmute::<VI, [u32; LANES]>(keys);
+        let (first, second) = (keys(first), keys(second));
+        // 2^-32
+        let number = |i: usize| (mix(mix(id ^ first[i]) ^ second[i]) as f32 + 0.5) * 2.328_306_4e-10;
+        std::mem::transmute::<[f32; LANES], V>(std::array::from_fn(number))
+    }
 }
 
 /// H padded to whole strips.

@@ -11,35 +11,33 @@ unsafe fn kernel(args: &Merge) {
     for token in args.first..args.end {
         // SAFETY: the caller states the extents of all buffers; this call owns its tokens of `state` and `a`.
         unsafe {
-            let (reference, other) = ((*args.state).add(token), *(*args.other_state).add(token));
-            let largest = if *reference > other { *reference } else { other };
-            let (mine, theirs) = (power_of_two(*reference - largest), power_of_two(other - largest));
-            *reference = largest;
-            let value = (*args.state.add(1)).add(token);
-            let other = *(*args.other_state.add(1)).add(token);
+            let state = |index: usize| (*args.state.add(index)).add(token);
+            let other_state = |index: usize| *(*args.other_state.add(index)).add(token);
+            let (reference, other) = (*state(0), other_state(0));
+            let largest = if reference > other { reference } else { other };
+            let (moved_0, other_moved_0) = (largest - reference, largest - other);
+            let (mine_0, theirs_0) = (power_of_two(-moved_0), power_of_two(-other_moved_0));
+            *state(0) = largest;
+            let (value, other) = (state(1), other_state(1));
             *value += other;
-            let value = (*args.state.add(2)).add(token);
-            let other = *(*args.other_state.add(2)).add(token);
-            *value = *value * mine + other * theirs;
-            let value = (*args.state.add(3)).add(token);
-            let other = *(*args.other_state.add(3)).add(token);
+            let (value, other) = (state(2), other_state(2));
+            *value = *value * mine_0 + other * theirs_0;
+            let (value, other) = (state(3), other_state(3));
             *value += other;
-            let value = (*args.state.add(4)).add(token);
-            let other = *(*args.other_state.add(4)).add(token);
+            let (value, other) = (state(4), other_state(4));
             // Of equal values the first counts.
-            let (best, rival) = (*(*args.state.add(5)).add(token), *(*args.other_state.add(5)).add(token));
+            let (best, rival) = (*state(5), other_state(5));
             if rival > best || rival == best && other < *value {
                 *value = other;
             }
-            let value = (*args.state.add(5)).add(token);
-            let other = *(*args.other_state.add(5)).add(token);
+            let (value, other) = (state(5), other_state(5));
             *value = scalar_ops::maximum(*value, other);
             if !args.a.is_null() {
                 let a = args.a.add(token * args.a_stride);
                 let other = args.other_a.add(token * args.a_stride);
                 for h in (0..args.a_stride).step_by(LANES) {
-                    let scaled = mul(load(a.add(h)), splat(mine));
-                    store(a.add(h), mul_add(load(other.add(h)), splat(theirs), scaled));
+                    let scaled = mul(load(a.add(h)), splat(mine_0));
+                    store(a.add(h), mul_add(load(other.add(h)), splat(theirs_0), scaled));
                 }
             }
         }

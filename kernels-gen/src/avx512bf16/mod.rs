@@ -69,6 +69,9 @@ mod finish__cross_entropy_argmax_bf16__avx512bf16_m14n32;
 mod finish__cross_entropy_softcap_argmax_bf16__avx512bf16_m14n32;
 mod finish__cross_entropy_smoothing_argmax_bf16__avx512bf16_m14n32;
 mod finish__cross_entropy_softcap_smoothing_argmax_bf16__avx512bf16_m14n32;
+mod logits__bf16__avx512bf16_m14n32;
+mod input_grad__bf16__avx512bf16_m14n32;
+mod vocabulary_grad__bf16__avx512bf16_m14n32;
 mod gather_rows__bf16__avx512bf16_m14n32;
 mod scatter_add__bf16__avx512bf16_m14n32;
 
@@ -140,6 +143,9 @@ pub static KERNELS: &[vocabfuse_kernels::Kernel] = &[
     finish__cross_entropy_softcap_argmax_bf16__avx512bf16_m14n32::KERNEL,
     finish__cross_entropy_smoothing_argmax_bf16__avx512bf16_m14n32::KERNEL,
     finish__cross_entropy_softcap_smoothing_argmax_bf16__avx512bf16_m14n32::KERNEL,
+    logits__bf16__avx512bf16_m14n32::KERNEL,
+    input_grad__bf16__avx512bf16_m14n32::KERNEL,
+    vocabulary_grad__bf16__avx512bf16_m14n32::KERNEL,
     gather_rows__bf16__avx512bf16_m14n32::KERNEL,
     scatter_add__bf16__avx512bf16_m14n32::KERNEL,
 ];

@@ -182,12 +182,40 @@ mod finish__cross_entropy_smoothing_argmax_f16__scalar_m4n8;
 mod finish__cross_entropy_softcap_smoothing_argmax_f32__scalar_m4n8;
 mod finish__cross_entropy_softcap_smoothing_argmax_bf16__scalar_m4n8;
 mod finish__cross_entropy_softcap_smoothing_argmax_f16__scalar_m4n8;
+mod logits__f32__scalar_m4n8;
+mod input_grad__f32__scalar_m4n8;
+mod vocabulary_grad__f32__scalar_m4n8;
 mod gather_rows__f32__scalar_m4n8;
 mod gather_rows__bf16__scalar_m4n8;
 mod gather_rows__f16__scalar_m4n8;
 mod scatter_add__f32__scalar_m4n8;
 mod scatter_add__bf16__scalar_m4n8;
 mod scatter_add__f16__scalar_m4n8;
+mod row_logits__affine_f32__scalar_m4n8;
+mod row_logits__softcap_f32__scalar_m4n8;
+mod row_statistics__logprobs_f32__scalar_m4n8;
+mod merge__logprobs_f32__scalar_m4n8;
+mod finish__logprobs_f32__scalar_m4n8;
+mod row_gradient__logprobs_f32__scalar_m4n8;
+mod row_statistics__entropy_f32__scalar_m4n8;
+mod merge__entropy_f32__scalar_m4n8;
+mod finish__entropy_f32__scalar_m4n8;
+mod row_gradient__entropy_f32__scalar_m4n8;
+mod row_statistics__logprobs_entropy_f32__scalar_m4n8;
+mod merge__logprobs_entropy_f32__scalar_m4n8;
+mod finish__logprobs_entropy_f32__scalar_m4n8;
+mod row_gradient__logprobs_entropy_f32__scalar_m4n8;
+mod row_statistics__kl_divergence_f32__scalar_m4n8;
+mod merge__kl_divergence_f32__scalar_m4n8;
+mod finish__kl_divergence_f32__scalar_m4n8;
+mod row_gradient__kl_divergence_0_f32__scalar_m4n8;
+mod row_gradient__kl_divergence_1_f32__scalar_m4n8;
+mod row_statistics__top_k_f32__scalar_m4n8;
+mod merge__top_k_f32__scalar_m4n8;
+mod finish__top_k_f32__scalar_m4n8;
+mod row_statistics__sample_f32__scalar_m4n8;
+mod merge__sample_f32__scalar_m4n8;
+mod finish__sample_f32__scalar_m4n8;
 
 /// All kernels of this module.
 pub static KERNELS: &[vocabfuse_kernels::Kernel] = &[
@@ -370,10 +398,38 @@ pub static KERNELS: &[vocabfuse_kernels::Kernel] = &[
     finish__cross_entropy_softcap_smoothing_argmax_f32__scalar_m4n8::KERNEL,
     finish__cross_entropy_softcap_smoothing_argmax_bf16__scalar_m4n8::KERNEL,
     finish__cross_entropy_softcap_smoothing_argmax_f16__scalar_m4n8::KERNEL,
+    logits__f32__scalar_m4n8::KERNEL,
+    input_grad__f32__scalar_m4n8::KERNEL,
+    vocabulary_grad__f32__scalar_m4n8::KERNEL,
     gather_rows__f32__scalar_m4n8::KERNEL,
     gather_rows__bf16__scalar_m4n8::KERNEL,
     gather_rows__f16__scalar_m4n8::KERNEL,
     scatter_add__f32__scalar_m4n8::KERNEL,
     scatter_add__bf16__scalar_m4n8::KERNEL,
     scatter_add__f16__scalar_m4n8::KERNEL,
+    row_logits__affine_f32__scalar_m4n8::KERNEL,
+    row_logits__softcap_f32__scalar_m4n8::KERNEL,
+    row_statistics__logprobs_f32__scalar_m4n8::KERNEL,
+    merge__logprobs_f32__scalar_m4n8::KERNEL,
+    finish__logprobs_f32__scalar_m4n8::KERNEL,
+    row_gradient__logprobs_f32__scalar_m4n8::KERNEL,
+    row_statistics__entropy_f32__scalar_m4n8::KERNEL,
+    merge__entropy_f32__scalar_m4n8::KERNEL,
+    finish__entropy_f32__scalar_m4n8::KERNEL,
+    row_gradient__entropy_f32__scalar_m4n8::KERNEL,
+    row_statistics__logprobs_entropy_f32__scalar_m4n8::KERNEL,
+    merge__logprobs_entropy_f32__scalar_m4n8::KERNEL,
+    finish__logprobs_entropy_f32__scalar_m4n8::KERNEL,
+    row_gradient__logprobs_entropy_f32__scalar_m4n8::KERNEL,
+    row_statistics__kl_divergence_f32__scalar_m4n8::KERNEL,
+    merge__kl_divergence_f32__scalar_m4n8::KERNEL,
+    finish__kl_divergence_f32__scalar_m4n8::KERNEL,
+    row_gradient__kl_divergence_0_f32__scalar_m4n8::KERNEL,
+    row_gradient__kl_divergence_1_f32__scalar_m4n8::KERNEL,
+    row_statistics__top_k_f32__scalar_m4n8::KERNEL,
+    merge__top_k_f32__scalar_m4n8::KERNEL,
+    finish__top_k_f32__scalar_m4n8::KERNEL,
+    row_statistics__sample_f32__scalar_m4n8::KERNEL,
+    merge__sample_f32__scalar_m4n8::KERNEL,
+    finish__sample_f32__scalar_m4n8::KERNEL,
 ];

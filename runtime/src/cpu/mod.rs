@@ -3,6 +3,8 @@
 mod cache;
 mod family;
 mod isa;
+mod operator;
+mod pack;
 mod passes;
 mod rows;
 mod s_pass;
@@ -15,7 +17,7 @@ use family::Family;
 use std::sync::Arc;
 use vocabfuse_codegen::Target;
 use vocabfuse_kernels::Registry;
-use vocabfuse_kernels::abi::Blocking;
+use vocabfuse_kernels::abi::{Blocking, Geometry};
 
 /// The processors of this machine. Clones share the threads.
 #[derive(Clone, Debug)]
@@ -101,6 +103,11 @@ impl Cpu {
     }
 
     /// How much kernels take at a time.
+    /// How much kernels take at a time, for a chunk and the padded H.
+    pub(crate) fn blocking_of(&self, geometry: &Geometry, chunk: usize, width: usize) -> Blocking {
+        self.caches.blocking(geometry, chunk, width)
+    }
+
     pub(crate) fn blocking(&self, family: &Family, hidden: usize) -> Blocking {
         self.caches.blocking(&family.geometry, family.chunk, family.padded_hidden(hidden))
     }

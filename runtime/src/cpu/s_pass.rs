@@ -3,6 +3,7 @@
 
 use super::Cpu;
 use super::family::{Family, ProgramInputs, Softmax, bind, column};
+use super::pack;
 use super::rows::{Product, ShardRows, TargetRows};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::passes::SPass;
@@ -308,28 +309,7 @@ impl Cpu {
         x: Matrix<'_>,
         rows: &[u32],
     ) -> Buffer<u8> {
-        let geometry = &family.geometry;
-        let panels = rows.len().div_ceil(geometry.panel);
-        let width = family.padded_hidden(x.columns());
-        let mut packed = Buffer::<u8>::zeroed(panels * geometry.panel * width * geometry.packed);
-        let out = packed.pointer();
-        (0..panels).into_par_iter().for_each(|panel| {
-            // SAFETY: rows are rows of X, the buffer holds `panels` panels, and each call writes its own.
-            unsafe {
-                kernel(&abi::PackTokens {
-                    x: x.row_pointer(0),
-                    row_stride: x.row_stride(),
-                    hidden: x.columns(),
-                    rows: rows.as_ptr(),
-                    tokens: rows.len(),
-                    total_panels: panels,
-                    first_panel: panel,
-                    panels: 1,
-                    out: out.get(),
-                });
-            }
-        });
-        packed
+        pack::tokens(&family.geometry, kernel, x, rows)
     }
 
     /// Logits, statistics and (unless `stages` leaves it out) A of one shard, into `rows`; saves if `saved` is given.

@@ -13,6 +13,7 @@ mod driver;
 mod finish;
 mod kernels;
 mod meter;
+mod operator;
 mod passes;
 mod ptx;
 mod record;

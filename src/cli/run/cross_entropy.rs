@@ -1,6 +1,7 @@
 //! Cross-entropy: passes S, C1 and T.
 
 use super::check::{Named, widen};
+use super::logits;
 use super::measure::Meter;
 use super::operator::{Operator, Place, Results, Sizes, Tensor};
 use crate::cli::values;
@@ -25,26 +26,21 @@ pub struct Options {
     /// Divisor of the mean [default: the number of tokens that are not ignored]
     #[arg(long, value_name = "X", value_parser = values::above_zero)]
     normalizer: Option<f32>,
-    /// Target of tokens that do not count
-    #[arg(long, value_name = "I", default_value = "-100", allow_negative_numbers = true, value_parser = values::id)]
-    ignore_index: i64,
-    /// Factor on the logits, before the bias
-    #[arg(long, value_name = "X", default_value = "1", allow_negative_numbers = true, value_parser = values::nonzero)]
-    logit_scale: f32,
 }
 
 impl Options {
     /// The operator on tensors of a file, x and w rounded to `dtype`.
-    pub fn read(&self, input: &Path, dtype: Option<Dtype>) -> anyhow::Result<Loss> {
+    pub fn read(&self, logits: &logits::Options, input: &Path, dtype: Option<Dtype>) -> anyhow::Result<Loss> {
         let reduction = self.reduction;
         if self.normalizer.is_some() && reduction != Reduction::Mean {
             bail!(
                 "option --normalizer: it divides the mean, but --reduction is {reduction}; expected --reduction mean"
             );
         }
-        let ignore_index = Some(self.ignore_index);
-        let (normalizer, logit_scale) = (self.normalizer, self.logit_scale);
-        let loss = CrossEntropy { reduction, normalizer, ignore_index, logit_scale, ..CrossEntropy::default() };
+        let logits::Options { ignore_index, logit_scale, softcap } = *logits;
+        let (normalizer, ignore_index) = (self.normalizer, Some(ignore_index));
+        let loss =
+            CrossEntropy { reduction, normalizer, ignore_index, logit_scale, softcap, ..CrossEntropy::default() };
         let inputs = tensors::read(input)?;
         let (x, w) = (inputs.x.dtype(), inputs.w.dtype());
         if dtype.is_none() && x != w {
@@ -135,7 +131,7 @@ impl Operator for Loss {
 
         let mut costs = meter.finish((loss.len() + lse.len() + dx.len()) * size_of::<f32>(), kernels, counters);
         costs.filtered = filtered.iter().any(|f| f.tiles > 0).then(|| filtered.map(Filtered::share));
-        let tensor = |name, shape, values| Tensor { name, shape, values };
+        let tensor = Tensor::floats;
         let mut outputs = vec![
             tensor("loss", vec![loss.len()], loss),
             tensor("lse", vec![tokens], lse),

@@ -88,8 +88,8 @@ impl Operator for Table {
         }
         let costs = meter.finish(bytes, kernels, counters);
         let y = x.map_or(vec![], |x| x.to_f32());
-        let mut outputs = vec![Tensor { name: "y", shape: vec![ids.len(), *hidden], values: y }];
-        outputs.extend(dw.map(|values| Tensor { name: "dw", shape: vec![*vocab, *hidden], values }));
+        let mut outputs = vec![Tensor::floats("y", vec![ids.len(), *hidden], y)];
+        outputs.extend(dw.map(|dw| Tensor::floats("dw", vec![*vocab, *hidden], dw)));
         Ok(Results { outputs, costs })
     }
 

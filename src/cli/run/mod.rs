@@ -6,7 +6,9 @@
 mod check;
 mod cross_entropy;
 pub mod device;
+mod distribution;
 mod embedding;
+mod logits;
 mod measure;
 mod operator;
 mod products;
@@ -20,7 +22,7 @@ use device::Opened;
 use operator::{Given, Op, Operator, Place, Tensor};
 use report::{Report, Where};
 use std::path::{Path, PathBuf};
-use vocabfuse::tensors::{self, Elements, Output};
+use vocabfuse::tensors::{self, Elements, Output, Written};
 use vocabfuse::{Device, Dtype, Ptx, ShardLayout};
 
 /// Run an operator and its gradients on tensors from a safetensors file
@@ -32,6 +34,11 @@ use vocabfuse::{Device, Dtype, Ptx, ShardLayout};
 /// [1]), lse [N], dx [N, H], dw [V, H], and with a bias dbias [V].
 ///
 /// embedding reads ids [N], w [V, H], and optionally dy [N, H]; it writes y [N, H], and with dy dw [V, H].
+///
+/// logprobs, entropy and logprobs-entropy read x and w, or logits [N, V] in their place, and optionally bias; logprobs also
+/// ids, [N] or [N, k]; and optionally upstream gradients, upstream and entropy_upstream (one by default). They write logprobs
+/// and entropy, and dx, dw or dlogits, and dbias. kl reads a teacher besides, teacher_x and so on, and writes divergence and
+/// the gradients of both. top-k and sample write ids, logits and logprobs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     vocabfuse run --input t.safetensors --output o.safetensors --ranks 4 --check\n  \
@@ -80,16 +87,21 @@ pub struct Args {
     #[command(flatten)]
     products: products::Options,
     #[command(flatten)]
+    logits: logits::Options,
+    #[command(flatten)]
     cross_entropy: cross_entropy::Options,
     #[command(flatten)]
     embedding: embedding::Options,
+    #[command(flatten)]
+    distribution: distribution::Options,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     args.op.check(&args.given)?;
     match args.op {
-        Op::CrossEntropy => run_operator(args, |input, dtype| args.cross_entropy.read(input, dtype)),
+        Op::CrossEntropy => run_operator(args, |input, dtype| args.cross_entropy.read(&args.logits, input, dtype)),
         Op::Embedding => run_operator(args, |input, dtype| args.embedding.read(input, dtype)),
+        op => run_operator(args, |input, dtype| args.distribution.read(op, &args.logits, input, dtype)),
     }
 }
 
@@ -170,6 +182,9 @@ fn layout(args: &Args, vocab: usize) -> anyhow::Result<ShardLayout> {
 }
 
 fn write(path: &Path, outputs: Vec<Tensor>, dtype: Dtype) -> anyhow::Result<()> {
-    let output = |Tensor { name, shape, values }| Output { name, shape, values: Elements::from_f32(values, dtype) };
+    let output = |Tensor { name, shape, values, ids }| {
+        let values = ids.map_or_else(|| Written::Floats(Elements::from_f32(values, dtype)), Written::Ids);
+        Output { name, shape, values }
+    };
     Ok(tensors::write(path, &outputs.into_iter().map(output).collect::<Vec<_>>())?)
 }

@@ -2,7 +2,7 @@
 
 use super::check::Named;
 use super::measure::Costs;
-use super::{cross_entropy, embedding, products};
+use super::{cross_entropy, distribution, embedding, logits, products};
 use anyhow::bail;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, ValueEnum};
@@ -45,6 +45,15 @@ pub struct Tensor {
     pub name: &'static str,
     pub shape: Vec<usize>,
     pub values: Vec<f32>,
+    /// In place of values.
+    pub ids: Option<Vec<i64>>,
+}
+
+impl Tensor {
+    /// One of floats.
+    pub fn floats(name: &'static str, shape: Vec<usize>, values: Vec<f32>) -> Tensor {
+        Tensor { name, shape, values, ids: None }
+    }
 }
 
 /// Outputs, and what they cost.
@@ -60,14 +69,40 @@ pub enum Op {
     CrossEntropy,
     /// Rows of the table that ids name, and the gradient of the table
     Embedding,
+    /// Log-probabilities of ids
+    Logprobs,
+    /// Entropies
+    Entropy,
+    /// Log-probabilities of ids and entropies, in one pass
+    LogprobsEntropy,
+    /// Divergence of a student from a teacher
+    Kl,
+    /// The largest logits
+    TopK,
+    /// One id a token, drawn from its distribution
+    Sample,
 }
 
 impl Op {
     /// Names of the options that it takes beside those of all operators.
     fn options(self) -> Vec<String> {
         match self {
-            Op::CrossEntropy => [names::<products::Options>(), names::<cross_entropy::Options>()].concat(),
+            Op::CrossEntropy => {
+                let own = [names::<products::Options>(), names::<cross_entropy::Options>()].concat();
+                [own, names::<logits::Options>()].concat()
+            }
             Op::Embedding => names::<embedding::Options>(),
+            Op::Logprobs | Op::Entropy | Op::LogprobsEntropy | Op::Kl | Op::TopK | Op::Sample => {
+                let one = |name: &str| vec![name.to_owned()];
+                let own = match self {
+                    Op::Kl => one("reverse"),
+                    Op::TopK => one("k"),
+                    Op::Sample => one("seed"),
+                    _ => vec![],
+                };
+                debug_assert!(own.iter().all(|name| names::<distribution::Options>().contains(name)));
+                [own, names::<logits::Options>()].concat()
+            }
         }
     }
 

@@ -1,0 +1,266 @@
+//! Operators: their programs as text, and what they mean, by the f64 interpreter on a row split over tiles whose
+//! references move.
+
+use std::collections::BTreeMap;
+use vocabfuse_codegen::emit::emit_operator;
+use vocabfuse_codegen::operator::{self, Operator};
+use vocabfuse_codegen::program::{Graph, Interpretation, Merge, ProgramError, Tile};
+use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Target};
+
+fn operator(name: &str) -> Operator {
+    operator::all().unwrap().into_iter().find(|o| o.name == name).unwrap()
+}
+
+#[test]
+fn programs() {
+    let mut text = String::new();
+    for o in operator::all().unwrap() {
+        text += &format!("{}\n{}\n", o.statistics, o.finish);
+        o.gradients.iter().for_each(|g| text += &format!("{g}\n"));
+        text += &format!("{:?}\n{:?}\n\n", o.statistics.rules(), o.results());
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn kernels() {
+    let text = |kind, target, name: &str, operator: &str| {
+        let spec = KernelSpec::new(kind, target, Dtype::F32, 512, name).unwrap();
+        emit_operator(&spec, &self::operator(operator), 0).unwrap().text
+    };
+    let divergence = text(KernelKind::RowStatistics, Target::Scalar, "kl_divergence", "kl_divergence");
+    insta::assert_snapshot!("row_statistics_scalar_kl_divergence", divergence);
+    insta::assert_snapshot!(
+        "merge_avx2_kl_divergence",
+        text(KernelKind::Merge, Target::Avx2, "kl_divergence", "kl_divergence")
+    );
+    insta::assert_snapshot!(
+        "row_gradient_avx512_logprobs",
+        text(KernelKind::RowGradient, Target::Avx512, "logprobs", "logprobs")
+    );
+    let sample = text(KernelKind::RowStatistics, Target::Avx512, "sample", "sample");
+    insta::assert_snapshot!("row_statistics_avx512_sample", sample);
+}
+
+/// A tile of one row with logits of two distributions.
+fn tile(first: usize, p: &[f64], q: &[f64], references: [f64; 2], ids: &[i64]) -> Tile {
+    Tile {
+        rows: 1,
+        columns: p.len(),
+        logit: p.to_vec(),
+        second_logit: q.to_vec(),
+        first_column: first as i64,
+        reference: vec![references[0]],
+        second_reference: vec![references[1]],
+        selected: vec![ids.iter().map(|id| (*id, 0.0)).collect()],
+        top: 3,
+        seed: 7,
+        token: vec![5],
+        uniform: BTreeMap::from([("logit_scale".to_owned(), 1.0), ("inverse_softcap".to_owned(), 0.0)]),
+        ..Tile::default()
+    }
+}
+
+/// Statistics of the second part merged into those of the first, all relative to `references`.
+fn merged(o: &Operator, parts: [(&Interpretation, [f64; 2]); 2], references: [f64; 2]) -> BTreeMap<String, Vec<f64>> {
+    let raised = |(part, from): (&Interpretation, [f64; 2])| -> Vec<f64> {
+        let rules = o.statistics.rules();
+        let moved: Vec<f64> = (0..2).map(|k| references[k] - from[k]).collect();
+        let raise = |(name, rule): &(String, Merge)| match *rule {
+            Merge::Sum | Merge::Max | Merge::ArgMax => part.row[name][0],
+            Merge::ScaledSum { reference } => part.row[name][0] * (-moved[reference]).exp2(),
+            Merge::Moment { reference, sum, shifts } => {
+                let shift: f64 = (0..2).map(|k| f64::from(shifts[k]) * moved[k]).sum();
+                let weights = part.row[&rules[sum].0][0];
+                (part.row[name][0] + shift * std::f64::consts::LN_2 * weights) * (-moved[reference]).exp2()
+            }
+        };
+        rules.iter().map(raise).collect()
+    };
+    let (a, b) = (raised(parts[0]), raised(parts[1]));
+    let one = |(i, (name, rule)): (usize, (String, Merge))| {
+        (name, vec![if rule == Merge::Max { a[i].max(b[i]) } else { a[i] + b[i] }])
+    };
+    o.statistics.rules().into_iter().enumerate().map(one).collect()
+}
+
+/// Results and derivatives of one row, its columns in two tiles.
+fn run(
+    o: &Operator,
+    p: &[f64],
+    q: &[f64],
+    ids: &[i64],
+    weights: &[f64],
+) -> (BTreeMap<String, Vec<f64>>, Vec<Vec<f64>>) {
+    let cut = p.len() / 3;
+    let (early, late, last) = ([-3.0, 9.0], [4.0, 2.0], [5.0, 9.0]);
+    let first = o.statistics.interpret(&tile(0, &p[..cut], &q[..cut], early, ids));
+    let second = o.statistics.interpret(&tile(cut, &p[cut..], &q[cut..], late, ids));
+    let statistics = merged(o, [(&first, early), (&second, late)], last);
+    let mut results = BTreeMap::<String, Vec<f64>>::new();
+    for slot in 0..ids.len().max(1) {
+        let mut rows = statistics.clone();
+        for (name, values) in &first.selected {
+            rows.insert(name.clone(), vec![values[0][slot] + second.selected[name][0][slot]]);
+        }
+        rows.insert(operator::TOP_VALUE.to_owned(), vec![f64::NEG_INFINITY]);
+        let finish = Tile { row: rows, ..tile(0, &[0.0], &[0.0], last, &[]) };
+        for (name, value) in o.finish.interpret(&finish).row {
+            results.entry(name).or_default().extend(value);
+        }
+    }
+    let mut rows: BTreeMap<String, Vec<f64>> = results.iter().map(|(n, v)| (n.clone(), vec![v[0]])).collect();
+    rows.extend([("reference".to_owned(), vec![last[0]]), ("reference_1".to_owned(), vec![last[1]])]);
+    for (name, of_slot) in o.results() {
+        let upstream = if of_slot { weights.iter().sum() } else { 1.0 };
+        rows.insert(format!("{name}_upstream"), vec![upstream]);
+    }
+    let selected = vec![ids.iter().copied().zip(weights.iter().copied()).collect()];
+    let gradient = Tile { row: rows, selected, ..tile(0, p, q, [0.0; 2], &[]) };
+    (results, o.gradients.iter().map(|g| g.interpret(&gradient).store).collect())
+}
+
+fn log_softmax(y: &[f64]) -> Vec<f64> {
+    let max = y.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let lse = max + y.iter().map(|y| (y - max).exp()).sum::<f64>().ln();
+    y.iter().map(|y| y - lse).collect()
+}
+
+fn close(got: f64, want: f64) {
+    assert!(got == want || (got - want).abs() < 1e-9 * (1.0 + want.abs()), "{got} for {want}");
+}
+
+const P: [f64; 7] = [0.3, -1.5, 2.0, 0.0, 4.5, f64::NEG_INFINITY, 1.0];
+const Q: [f64; 7] = [1.3, 0.5, -2.0, 0.7, 3.5, f64::NEG_INFINITY, -1.0];
+
+#[test]
+fn logprobs_of_repeated_ids() {
+    let (results, gradients) = run(&operator("logprobs"), &P, &Q, &[4, 1, 4], &[0.5, 2.0, -0.25]);
+    let log_p = log_softmax(&P);
+    for (got, id) in results["logprob"].iter().zip([4, 1, 4]) {
+        close(*got, log_p[id]);
+    }
+    for (j, log_p) in log_p.iter().enumerate() {
+        let selected = if j == 4 {
+            0.25
+        } else if j == 1 {
+            2.0
+        } else {
+            0.0
+        };
+        close(gradients[0][j], selected - 2.25 * log_p.exp());
+    }
+}
+
+#[test]
+fn entropy_and_its_derivative() {
+    let log_p = log_softmax(&P);
+    let terms = log_p.iter().filter(|l| l.is_finite());
+    let entropy = -terms.map(|l| l * l.exp()).sum::<f64>();
+    for (name, ids, weights) in [("entropy", vec![], vec![]), ("logprobs_entropy", vec![2], vec![0.0])] {
+        let (results, gradients) = run(&operator(name), &P, &Q, &ids, &weights);
+        close(results["entropy"][0], entropy);
+        for (j, l) in log_p.iter().enumerate() {
+            close(gradients[0][j], if l.is_finite() { -l.exp() * (l + entropy) } else { 0.0 });
+        }
+    }
+}
+
+#[test]
+fn divergence_and_its_derivatives() {
+    let (log_p, log_q) = (log_softmax(&P), log_softmax(&Q));
+    let terms = log_p.iter().zip(&log_q).filter(|(p, _)| p.is_finite());
+    let divergence = terms.map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+    let (results, gradients) = run(&operator("kl_divergence"), &P, &Q, &[], &[]);
+    close(results["divergence"][0], divergence);
+    for (j, (p, q)) in log_p.iter().zip(&log_q).enumerate() {
+        let by_p = if p.is_finite() { p.exp() * (p - q - divergence) } else { 0.0 };
+        close(gradients[0][j], by_p);
+        close(gradients[1][j], q.exp() - p.exp());
+    }
+}
+
+#[test]
+fn divergence_is_infinite_where_q_has_no_mass() {
+    // e^-2000 is zero, and yet more than nothing.
+    let p = [0.0, -2000.0, f64::NEG_INFINITY, 0.0, 0.0, 0.0];
+    let q = [0.0, f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0, 0.0, 0.0];
+    let (results, gradients) = run(&operator("kl_divergence"), &p, &q, &[], &[]);
+    assert_eq!(results["divergence"][0], f64::INFINITY);
+    assert!(gradients[0].iter().all(|g| *g == 0.0), "{gradients:?}");
+    assert!(gradients[1].iter().all(|g| g.abs() < 1e-12), "{gradients:?}");
+    let (results, _) = run(&operator("kl_divergence"), &q, &p, &[], &[]);
+    close(results["divergence"][0], 0.0);
+}
+
+#[test]
+fn rows_without_a_distribution() {
+    let dead = [f64::NEG_INFINITY; 7];
+    for o in operator::all().unwrap() {
+        let (results, gradients) = run(&o, &dead, &P, &[1], &[1.0]);
+        let value = ["logprob", "entropy", "divergence"].iter().find_map(|n| results.get(*n)).unwrap();
+        assert!(value[0].is_nan(), "{}", o.name);
+        assert!(gradients.iter().flatten().all(|g| *g == 0.0), "{} {gradients:?}", o.name);
+    }
+}
+
+#[test]
+fn the_largest_columns() {
+    let y = [1.0, 3.0, 2.0, 3.0, f64::NEG_INFINITY];
+    let out = operator("top_k").statistics.interpret(&tile(10, &y, &y, [0.0; 2], &[]));
+    let columns: Vec<i64> = out.top[0].iter().map(|pick| pick.column).collect();
+    assert_eq!(columns, [11, 13, 12], "of equal ones the lowest id is first");
+}
+
+#[test]
+fn samples_follow_the_distribution() {
+    let o = operator("sample");
+    let y = [0.0, 1.0, 2.0, -1.0];
+    let mut counts = [0.0; 4];
+    for token in 0..20_000 {
+        let t = Tile { token: vec![token], top: 1, ..tile(0, &y, &y, [0.0; 2], &[]) };
+        counts[o.statistics.interpret(&t).top[0][0].column as usize] += 1.0 / 20_000.0;
+    }
+    for (count, log_p) in counts.iter().zip(log_softmax(&y)) {
+        assert!((count - log_p.exp()).abs() < 0.012, "{counts:?}");
+    }
+}
+
+#[test]
+fn random_numbers_are_defined_by_integers() {
+    use vocabfuse_codegen::program::uniform;
+    let bits = |seed, token, id| (f64::from(uniform(seed, token, id)) * 2f64.powi(32)) as u64;
+    // Computed apart, with unbounded integers.
+    let mix = |mut b: u64| {
+        b = (b ^ (b >> 16)) * 0x7feb_352d % (1 << 32);
+        b = (b ^ (b >> 15)) * 0x846c_a68b % (1 << 32);
+        b ^ (b >> 16)
+    };
+    for (seed, token, id) in [(0u64, 0u32, 0u32), (7, 5, 11), (0x1234_5678_9abc_def0, 4_000_000_000, 250_000)] {
+        let product = u64::from(token) * 0x9e37_79b9 % (1 << 32);
+        let first = mix(mix(product ^ (seed % (1 << 32))) ^ (seed >> 32));
+        let second = mix((first + 0x9e37_79b9) % (1 << 32));
+        let want = mix(mix(u64::from(id) ^ first) ^ second);
+        assert!(bits(seed, token, id).abs_diff(want) <= 256, "f32 keeps 24 bits");
+    }
+}
+
+#[test]
+fn moments_need_the_sum_of_their_weights() {
+    let g = Graph::new("alone");
+    let (y, r) = (g.logit(), g.reference());
+    g.row_output("moment", (y.exp_above(r) * y.above(r)).sum());
+    assert!(matches!(g.finish(), Err(ProgramError::Outputs(_))));
+    let g = Graph::new("square");
+    let (y, r) = (g.logit(), g.reference());
+    g.row_output("total", y.exp_above(r).sum());
+    g.row_output("square", (y.exp_above(r) * y.above(r) * y.above(r)).sum());
+    assert!(matches!(g.finish(), Err(ProgramError::ReferenceUsed { .. })));
+    let g = Graph::new("third");
+    g.row_output("x", g.logit_of(2).sum());
+    assert!(matches!(g.finish(), Err(ProgramError::Distribution { index: 2, .. })));
+    let g = Graph::new("top");
+    let (y, r) = (g.logit(), g.reference());
+    g.top(y.exp_above(r), y);
+    assert!(matches!(g.finish(), Err(ProgramError::ReferenceUsed { .. })), "a key that moves");
+}

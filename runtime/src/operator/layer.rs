@@ -1,0 +1,428 @@
+//! Operators of one rank, in an order that the types enforce.
+
+use super::distribution::{Bits, Distribution};
+use super::operation::{Ids, KlDirection, Operation, ValueGradients};
+use super::passes::{DistributionGradients, GradientJob, RowJob};
+use super::selection::Selection;
+use super::state::{Block, MergeStatistics, NO_REFERENCE, RowState};
+use super::sum::SumInputs;
+use crate::check::{self, expect, fingerprint, shape};
+use crate::comm::{Local, Pending};
+use crate::{Cpu, Device, Error, Result, ShardLayout};
+use std::sync::Arc;
+use vocabfuse_codegen::Operator;
+
+/// Operators on one rank, over the same shards as an [`OutputLayer`](crate::OutputLayer).
+#[derive(Clone, Debug)]
+pub struct Operators<D: Device = Cpu> {
+    device: D,
+    layout: ShardLayout,
+    rank: usize,
+}
+
+/// Everything about an evaluation that outlives the first phase.
+struct Job<'a, D: Device> {
+    layer: Operators<D>,
+    operator: Operator,
+    operation: Operation<'a>,
+    kernels: D::OperatorKernels,
+    /// Classes of the shard only.
+    distributions: Vec<Distribution<'a>>,
+    /// Tokens that take part.
+    rows: Vec<u32>,
+    selection: Selection,
+    agreement: String,
+}
+
+/// After the first pass over the logits: statistics of the rank's own rows.
+pub struct Statistics<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    state: RowState,
+}
+
+/// While the first collective runs.
+pub struct Evaluating<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    pending: Pending,
+}
+
+/// After the first collective.
+pub struct Evaluated<'a, D: Device = Cpu> {
+    /// The same on all ranks.
+    pub values: Values,
+    /// For [`Operators::backward`]; drop it where no gradient is wanted.
+    pub ticket: Ticket<'a, D>,
+}
+
+/// What an operator has found out; what it does not compute is empty. A token whose logits are all -inf has no distribution:
+/// its values are NaN. A NaN logit makes the values of its own token NaN. Both have the id -1.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Values {
+    /// Log-probabilities `[N, k]`, of the selected or the largest ids; 0 for ignored ids.
+    pub logprobs: Vec<f32>,
+    /// Entropies, N.
+    pub entropy: Vec<f32>,
+    /// Divergences, N; +inf where the first distribution has mass on an id that the second excludes.
+    pub divergence: Vec<f32>,
+    /// The largest ids `[N, k]`, or the sampled ones.
+    pub ids: Vec<i64>,
+    /// Logits of those, after all options.
+    pub logits: Vec<f32>,
+}
+
+/// The right to differentiate an evaluation once.
+pub struct Ticket<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    /// References and results by name, padded to whole panels.
+    rows: Vec<(String, Vec<f32>)>,
+}
+
+/// After the second pass: the rank's part of the gradients of X.
+pub struct InputGradients<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    parts: Vec<Option<Vec<f32>>>,
+    agreement: String,
+}
+
+/// While the second collective runs.
+pub struct SummingInputs<'a, D: Device = Cpu> {
+    job: Job<'a, D>,
+    wanted: Vec<bool>,
+    pending: Option<Pending>,
+}
+
+impl<D: Device> Operators<D> {
+    /// Operators of `rank` in `layout`.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] if there is no such rank.
+    pub fn new(device: &D, layout: &ShardLayout, rank: usize) -> Result<Operators<D>> {
+        check::rank(layout, rank)?;
+        Ok(Operators { device: device.clone(), layout: layout.clone(), rank })
+    }
+
+    /// Log-probabilities of given ids.
+    ///
+    /// # Errors
+    /// Of this and of all other operators, before any communication, from what all ranks see alike: [`Error::Shape`],
+    /// [`Error::Dtype`] or [`Error::Id`] naming the tensor; [`Error::Option`] for an unusable option; [`Error::Kernel`] if
+    /// there is no kernel.
+    pub fn logprobs<'a>(&self, of: Distribution<'a>, ids: Ids<'a>) -> Result<Statistics<'a, D>> {
+        self.evaluate(Operation { ids: Some(ids), ..Operation::of("logprobs", vec![of]) })
+    }
+
+    /// Entropies.
+    ///
+    /// # Errors
+    /// See [`Operators::logprobs`].
+    pub fn entropy<'a>(&self, of: Distribution<'a>) -> Result<Statistics<'a, D>> {
+        self.evaluate(Operation::of("entropy", vec![of]))
+    }
+
+    /// Log-probabilities of given ids and entropies, in one pass.
+    ///
+    /// # Errors
+    /// See [`Operators::logprobs`].
+    pub fn logprobs_and_entropy<'a>(&self, of: Distribution<'a>, ids: Ids<'a>) -> Result<Statistics<'a, D>> {
+        self.evaluate(Operation { ids: Some(ids), ..Operation::of("logprobs_entropy", vec![of]) })
+    }
+
+    /// Divergence of two distributions over the same shards; they may have different H, dtypes and options.
+    ///
+    /// # Errors
+    /// See [`Operators::logprobs`].
+    pub fn kl_divergence<'a>(
+        &self,
+        student: Distribution<'a>,
+        teacher: Distribution<'a>,
+        direction: KlDirection,
+    ) -> Result<Statistics<'a, D>> {
+        let [p, q] = match direction {
+            KlDirection::Forward => [teacher, student],
+            KlDirection::Reverse => [student, teacher],
+        };
+        let swapped = direction == KlDirection::Forward;
+        self.evaluate(Operation { swapped, ..Operation::of("kl_divergence", vec![p, q]) })
+    }
+
+    /// The `k` largest logits of all shards, the largest first, with their ids; of equal ones the lowest ids.
+    ///
+    /// # Errors
+    /// See [`Operators::logprobs`]; [`Error::Option`] unless `k` is 1 to V.
+    pub fn top_k<'a>(&self, of: Distribution<'a>, k: usize) -> Result<Statistics<'a, D>> {
+        if k == 0 {
+            return Err(Error::Option { option: "k", message: "expected at least 1, got 0".to_owned() });
+        }
+        self.evaluate(Operation { top: k, ..Operation::of("top_k", vec![of]) })
+    }
+
+    /// One id a token, drawn from its distribution. The draw depends on the seed, on the position of the token and on its
+    /// logits; on the number of ranks only as far as that changes the rounding of logits.
+    ///
+    /// # Errors
+    /// See [`Operators::logprobs`]; [`Error::Option`] for an empty vocabulary.
+    pub fn sample<'a>(&self, of: Distribution<'a>, seed: u64) -> Result<Statistics<'a, D>> {
+        self.evaluate(Operation { top: 1, seed, ..Operation::of("sample", vec![of]) })
+    }
+
+    fn evaluate<'a>(&self, operation: Operation<'a>) -> Result<Statistics<'a, D>> {
+        operation.check(&self.layout, self.rank)?;
+        let known = vocabfuse_codegen::operator::all().map_err(|e| Error::Compile(e.to_string()))?;
+        let operator = known.into_iter().find(|o| o.name == operation.name);
+        let operator = operator.ok_or_else(|| Error::Compile(format!("no operator {}", operation.name)))?;
+        let kernels = self.device.operator_kernels(&operator, &operation.distributions)?;
+        let rows = operation.rows();
+        let (panel, classes) = (D::row_panel(&kernels), self.layout.classes(self.rank));
+        let first = self.layout.range(self.rank).start;
+        let stride = rows.len().next_multiple_of(panel);
+        let selection = Selection::new(operation.ids, &rows, first..first + classes, stride);
+        let distributions =
+            operation.distributions.iter().map(|d| d.classes(classes)).collect::<Result<Vec<Distribution<'a>>>>()?;
+        let agreement = format!(
+            "{}, V {}, {} ranks with layout {:016x}",
+            operation.agreement(),
+            self.layout.vocab(),
+            self.layout.ranks(),
+            fingerprint(&self.layout)
+        );
+        let layer = self.clone();
+        let job = Job { layer, operator, operation, kernels, distributions, rows, selection, agreement };
+        let mut state = self.device.statistics(&job.kernels, &job.rows())?;
+        if let Some(top) = &mut state.top {
+            top.globalise(first)?;
+        }
+        Ok(Statistics { job, state })
+    }
+
+    /// The second pass: adds the gradients of the rank's own rows, for any upstream gradients. `gradients` are those of the
+    /// distributions in the order in which the operator takes them; a frozen operand is left out of them.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for an upstream gradient or output of the wrong length; [`Error::Option`] for one that the
+    /// operator or the distribution does not have.
+    pub fn backward<'a>(
+        &self,
+        ticket: Ticket<'a, D>,
+        upstream: ValueGradients<'_>,
+        mut gradients: Vec<DistributionGradients<'_>>,
+    ) -> Result<InputGradients<'a, D>> {
+        let Ticket { job, mut rows } = ticket;
+        let operation = &job.operation;
+        if gradients.len() != operation.distributions.len() || job.operator.gradients.is_empty() {
+            let (expected, found) = (job.operator.gradients.len(), gradients.len());
+            let message = format!("expected those of {expected} distributions of {}, got {found}", operation.name);
+            return Err(Error::Option { option: "gradients", message });
+        }
+        if operation.swapped {
+            gradients.reverse();
+        }
+        job.check_outputs(&gradients)?;
+        let (weights, upstreams) = job.upstreams(&upstream)?;
+        rows.extend(upstreams);
+        let seen = [upstream.logprobs, upstream.entropy, upstream.divergence].map(|u| fingerprint(&u.map(Bits)));
+        let wanted: Vec<bool> = gradients.iter().map(|g| g.dx).collect();
+        let agreement = format!("{}, gradients of x {wanted:?}, upstream {:016x}", job.agreement, fingerprint(&seen));
+        let parts = self.device.gradients(
+            &job.kernels,
+            &job.rows(),
+            &GradientJob { rows: &rows, weights: &weights },
+            &mut gradients,
+        )?;
+        Ok(InputGradients { job, parts, agreement })
+    }
+}
+
+impl<D: Device> Job<'_, D> {
+    fn rows(&self) -> RowJob<'_> {
+        RowJob {
+            operator: &self.operator,
+            distributions: &self.distributions,
+            classes: self.layer.layout.classes(self.layer.rank),
+            first_id: self.layer.layout.range(self.layer.rank).start,
+            rows: &self.rows,
+            selection: &self.selection,
+            top: self.operation.top,
+            seed: self.operation.seed,
+        }
+    }
+
+    fn check_outputs(&self, gradients: &[DistributionGradients<'_>]) -> Result<()> {
+        let (owned, tokens) = (self.layer.layout.range(self.layer.rank).len(), self.operation.tokens());
+        for (gradient, distribution) in gradients.iter().zip(&self.distributions) {
+            let given = distribution.hidden().is_none();
+            let strange = if given { gradient.dx || gradient.dw.is_some() } else { gradient.dlogits.is_some() };
+            if strange {
+                let message = "expected dlogits of given logits, dx and dw of others".to_owned();
+                return Err(Error::Option { option: "gradients", message });
+            }
+            let has = |name, len: usize, out: &Option<&mut [f32]>| match out {
+                Some(out) => expect(name, len, out.len()),
+                None => Ok(()),
+            };
+            has("dw", owned * distribution.hidden().unwrap_or(0), &gradient.dw)?;
+            has("dbias", owned, &gradient.dbias)?;
+            has("dlogits", tokens * owned, &gradient.dlogits)?;
+            if gradient.dbias.is_some() && distribution.bias.is_none() {
+                return Err(shape("dbias", "no gradient of a bias that is not there", "one"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Weights at the selected ids, and the upstream gradient of each result, by name.
+    fn upstreams(
+        &self,
+        upstream: &ValueGradients<'_>,
+    ) -> Result<(crate::buffer::Buffer<f32>, Vec<(String, Vec<f32>)>)> {
+        let (slots, tokens) = (self.selection.slots, self.operation.tokens());
+        let zeros = vec![0.0; tokens * slots];
+        let logprobs = upstream.logprobs.unwrap_or(&zeros);
+        expect("upstream of logprobs", tokens * slots, logprobs.len())?;
+        let (weights, sums) = self.selection.weights(self.operation.ids, &self.rows, logprobs);
+        let mut named = vec![("logprob_upstream".to_owned(), sums)];
+        let results: Vec<&str> = self.operator.results().into_iter().map(|(name, _)| name).collect();
+        for (name, values) in [("entropy", upstream.entropy), ("divergence", upstream.divergence)] {
+            let mut padded = vec![0.0; self.selection.stride];
+            if let Some(values) = values {
+                if !results.contains(&name) {
+                    let message = format!("expected none of {name}, which {} does not compute", self.operation.name);
+                    return Err(Error::Option { option: "upstream", message });
+                }
+                expect("upstream", tokens, values.len())?;
+                padded.iter_mut().zip(&self.rows).for_each(|(to, row)| *to = values[*row as usize]);
+            }
+            named.push((format!("{name}_upstream"), padded));
+        }
+        Ok((weights, named))
+    }
+
+    /// Values at the tokens that take part, zero elsewhere; `count` a token.
+    fn scatter<T: Copy>(&self, values: &[T], count: usize, zero: T) -> Vec<T> {
+        let mut out = vec![zero; self.operation.tokens() * count];
+        for (values, row) in values.chunks(count).zip(&self.rows) {
+            out[*row as usize * count..][..count].copy_from_slice(values);
+        }
+        out
+    }
+
+    /// A result of all blocks, in the order of tokens; `None` if the operator has none of that name.
+    fn result(&self, blocks: &[Arc<Block>], name: &str) -> Option<Vec<f32>> {
+        let position = self.operator.results().iter().position(|(known, _)| *known == name)?;
+        Some(blocks.iter().flat_map(|block| block.results[position].iter().copied()).collect())
+    }
+
+    fn values(&self, blocks: &[Arc<Block>]) -> Values {
+        let slots = self.operation.slots();
+        let get = |name: &str, count| self.result(blocks, name).map_or(vec![], |v| self.scatter(&v, count, 0.0));
+        let mut values = Values {
+            logprobs: get("logprob", slots),
+            entropy: get("entropy", 1),
+            divergence: get("divergence", 1),
+            logits: get("logit", slots),
+            ids: vec![],
+        };
+        if let Some(Ids { ids, ignore_index: Some(ignored), .. }) = self.operation.ids {
+            values.logprobs.iter_mut().zip(ids).filter(|(_, id)| **id == ignored).for_each(|(value, _)| *value = 0.0);
+        }
+        if self.operation.top > 0 {
+            let found: Vec<i64> = blocks.iter().flat_map(|b| b.ids.iter().map(|id| i64::from(*id))).collect();
+            values.ids = self.scatter(&found, slots, -1);
+            values.ids.iter_mut().zip(&values.logprobs).filter(|(_, v)| v.is_nan()).for_each(|(id, _)| *id = -1);
+        }
+        values
+    }
+
+    /// References and results of whole panels; what lies behind the last token weighs nothing, whatever the bias made of it.
+    fn merged_rows(&self, blocks: &[Arc<Block>]) -> Vec<(String, Vec<f32>)> {
+        let stride = self.selection.stride;
+        let padded = |mut values: Vec<f32>, with: f32| {
+            values.resize(stride, with);
+            values
+        };
+        let references = ["reference", "reference_1"].into_iter().take(self.operator.distributions()).enumerate();
+        let mut rows: Vec<(String, Vec<f32>)> = references
+            .map(|(i, name)| {
+                let values = blocks.iter().flat_map(|b| b.references[i].iter().copied()).collect();
+                (name.to_owned(), padded(values, -NO_REFERENCE))
+            })
+            .collect();
+        for (name, _) in self.operator.results().into_iter().filter(|(_, of_slot)| !of_slot) {
+            rows.push((name.to_owned(), padded(self.result(blocks, name).unwrap_or_default(), 0.0)));
+        }
+        rows
+    }
+}
+
+impl<'a, D: Device> Statistics<'a, D> {
+    /// Names of the kernels that both phases call.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        D::operator_kernel_names(&self.job.kernels)
+    }
+
+    /// Starts the first collective; does not wait. Every rank of the group does so in the same order.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
+    pub fn start_combine(self, comm: &Local) -> Result<Evaluating<'a, D>> {
+        let Statistics { job, state } = self;
+        check::member(&job.layer.layout, job.layer.rank, comm)?;
+        let bytes = state.bytes();
+        let pending = comm.start(&job.agreement, state, bytes);
+        Ok(Evaluating { job, pending })
+    }
+}
+
+impl<'a, D: Device> Evaluating<'a, D> {
+    /// Waits for all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
+    pub fn wait(self) -> Result<Evaluated<'a, D>> {
+        let Evaluating { job, pending } = self;
+        let host = *D::host_rows(&job.kernels);
+        let slots = job.operation.slots();
+        let outcome = pending.wait(&MergeStatistics { operator: &job.operator, host: &host, slots })?;
+        debug_assert_eq!(outcome.blocks.last().map(|b| b.tokens.end), Some(job.rows.len()));
+        let values = job.values(&outcome.blocks);
+        let rows = job.merged_rows(&outcome.blocks);
+        Ok(Evaluated { values, ticket: Ticket { job, rows } })
+    }
+}
+
+impl<'a, D: Device> InputGradients<'a, D> {
+    /// Starts the second collective, which sums the gradients of X; does not wait. Every rank of the group does so in the
+    /// same order. Without X, on given logits alone, there is none.
+    ///
+    /// # Errors
+    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
+    pub fn start_combine(self, comm: &Local) -> Result<SummingInputs<'a, D>> {
+        let InputGradients { job, parts, agreement } = self;
+        check::member(&job.layer.layout, job.layer.rank, comm)?;
+        let wanted = parts.iter().map(Option::is_some).collect();
+        let bytes = 4 * parts.iter().flatten().map(Vec::len).sum::<usize>();
+        let from_x = job.distributions.iter().any(|d| d.hidden().is_some());
+        let pending = from_x.then(|| comm.start(&agreement, parts, bytes));
+        Ok(SummingInputs { job, wanted, pending })
+    }
+}
+
+impl<D: Device> SummingInputs<'_, D> {
+    /// Waits for all ranks: dX `[N, H]` row-major of each distribution, in the order in which the operator takes them;
+    /// `None` where it is not wanted. Tokens that take no part have zeros.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
+    pub fn wait(self) -> Result<Vec<Option<Vec<f32>>>> {
+        let SummingInputs { job, wanted, pending } = self;
+        let Some(pending) = pending else { return Ok(wanted.iter().map(|_| None).collect()) };
+        let hidden: Vec<usize> = job.distributions.iter().map(|d| d.hidden().unwrap_or(0)).collect();
+        let sum = SumInputs { rows: &job.rows, tokens: job.operation.tokens(), hidden: &hidden, wanted: &wanted };
+        let outcome = pending.wait(&sum)?;
+        let all = outcome.output.map(|all| all.as_slice().to_vec()).unwrap_or_default();
+        let mut dx: Vec<Option<Vec<f32>>> = sum.ranges().into_iter().map(|r| r.map(|r| all[r].to_vec())).collect();
+        if job.operation.swapped {
+            dx.reverse();
+        }
+        Ok(dx)
+    }
+}

@@ -1,0 +1,358 @@
+//! Operators on the distribution over the vocabulary: values, and the gradients of what they are computed from.
+
+use super::check::Named;
+use super::logits;
+use super::measure::Meter;
+use super::operator::{Op, Operator, Place, Results, Sizes, Tensor};
+use std::path::Path;
+use vocabfuse::operators::{self, Answer, Query, Raw, Real};
+use vocabfuse::ranks::each;
+use vocabfuse::tensors::Elements;
+use vocabfuse::tensors::operators::{Distribution as Operand, Inputs, Source as Operands, Wanted, read};
+use vocabfuse::{
+    Device, Distribution, DistributionGradients, Dtype, Error, Ids, KlDirection, Local, Operators, ShardLayout,
+    Statistics, ValueGradients, Values,
+};
+
+#[derive(Debug, clap::Args)]
+#[group(id = "distribution")]
+#[command(next_help_heading = "Options of kl, top-k and sample")]
+pub struct Options {
+    /// kl: KL(student || teacher) instead of KL(teacher || student)
+    #[arg(long)]
+    reverse: bool,
+    /// top-k: how many logits of a token
+    #[arg(long, value_name = "K", default_value = "1", value_parser = crate::cli::values::positive)]
+    k: usize,
+    /// sample: what the draws depend on, beside token and logits
+    #[arg(long, value_name = "S", default_value = "0")]
+    seed: u64,
+}
+
+impl Options {
+    /// The operator on tensors of a file, matrices rounded to `dtype`.
+    pub fn read(
+        &self,
+        op: Op,
+        logits: &logits::Options,
+        input: &Path,
+        dtype: Option<Dtype>,
+    ) -> anyhow::Result<OnDistribution> {
+        let ids = matches!(op, Op::Logprobs | Op::LogprobsEntropy);
+        let mut inputs = read(input, Wanted { teacher: op == Op::Kl, ids })?;
+        for operand in std::iter::once(&mut inputs.of).chain(&mut inputs.teacher) {
+            if let Operands::Linear { x, w, .. } = &operand.source
+                && dtype.is_none()
+                && x.dtype() != w.dtype()
+            {
+                let (x, w) = (x.dtype(), w.dtype());
+                anyhow::bail!("tensor w: dtype {w}; expected {x} as x has, or --dtype to convert both");
+            }
+            let convert = |tensor: Elements| match dtype {
+                Some(dtype) => tensor.convert(dtype),
+                None => tensor,
+            };
+            operand.source = match operand.source.clone() {
+                Operands::Linear { x, w, hidden } => Operands::Linear { x: convert(x), w: convert(w), hidden },
+                Operands::Logits(logits) => Operands::Logits(convert(logits)),
+            };
+        }
+        let logits::Options { ignore_index, logit_scale, softcap } = *logits;
+        let Options { reverse, k, seed } = *self;
+        Ok(OnDistribution { op, inputs, ignore_index, logit_scale, softcap, reverse, k, seed })
+    }
+}
+
+/// An operator with its tensors.
+pub struct OnDistribution {
+    op: Op,
+    inputs: Inputs,
+    ignore_index: i64,
+    logit_scale: f32,
+    softcap: Option<f32>,
+    reverse: bool,
+    k: usize,
+    seed: u64,
+}
+
+/// Names of the gradients of a distribution: by x, w, bias and logits.
+const GRADIENTS: [[&str; 4]; 2] =
+    [["dx", "dw", "dbias", "dlogits"], ["teacher_dx", "teacher_dw", "teacher_dbias", "teacher_dlogits"]];
+
+/// Gradients of one distribution on one rank.
+#[derive(Default)]
+struct Shards {
+    dw: Vec<f32>,
+    dbias: Vec<f32>,
+    dlogits: Vec<f32>,
+}
+
+impl OnDistribution {
+    fn operands(&self) -> impl Iterator<Item = &Operand> {
+        std::iter::once(&self.inputs.of).chain(&self.inputs.teacher)
+    }
+
+    fn differentiable(&self) -> bool {
+        !matches!(self.op, Op::TopK | Op::Sample)
+    }
+
+    /// Ids of a token that have a value.
+    fn slots(&self) -> usize {
+        match self.op {
+            Op::TopK => self.k,
+            _ => self.inputs.ids.as_ref().map_or(1, |(_, k)| *k),
+        }
+    }
+
+    fn shard<'a>(&self, of: &'a Operand, layout: &ShardLayout, rank: usize) -> Result<Distribution<'a>, Error> {
+        let (tokens, vocab, range) = (self.inputs.tokens, self.inputs.vocab, layout.range(rank));
+        let bare = match &of.source {
+            Operands::Linear { x, w, hidden } => {
+                Distribution::linear(x.matrix(tokens, *hidden)?, w.matrix(vocab, *hidden)?.row_range(range.clone())?)
+            }
+            Operands::Logits(logits) => Distribution::logits(logits.columns(tokens, vocab, range.clone())?),
+        };
+        let bias = of.bias.as_ref().map(|bias| &bias[range]);
+        Ok(Distribution { bias, logit_scale: self.logit_scale, softcap: self.softcap, ..bare })
+    }
+
+    fn evaluate<'a, D: Device>(
+        &'a self,
+        device: &D,
+        layout: &ShardLayout,
+        rank: usize,
+    ) -> Result<(Operators<D>, Statistics<'a, D>), Error> {
+        let layer = Operators::new(device, layout, rank)?;
+        let of = self.shard(&self.inputs.of, layout, rank)?;
+        let ids = self.inputs.ids.as_ref().map(|(ids, per_token)| Ids {
+            ids,
+            per_token: *per_token,
+            ignore_index: Some(self.ignore_index),
+        });
+        let statistics = match (self.op, ids, &self.inputs.teacher) {
+            (Op::Logprobs, Some(ids), _) => layer.logprobs(of, ids)?,
+            (Op::LogprobsEntropy, Some(ids), _) => layer.logprobs_and_entropy(of, ids)?,
+            (Op::Kl, _, Some(teacher)) => {
+                let direction = if self.reverse { KlDirection::Reverse } else { KlDirection::Forward };
+                layer.kl_divergence(of, self.shard(teacher, layout, rank)?, direction)?
+            }
+            (Op::TopK, ..) => layer.top_k(of, self.k)?,
+            (Op::Sample, ..) => layer.sample(of, self.seed)?,
+            _ => layer.entropy(of)?,
+        };
+        Ok((layer, statistics))
+    }
+
+    /// Upstream gradients of log-probabilities, entropies and divergences; one where the file has none.
+    fn upstreams(&self) -> [Vec<f32>; 3] {
+        let (tokens, slots) = (self.inputs.tokens, self.slots());
+        let ones = |count| vec![1.0; count];
+        let first = |count| self.inputs.upstream.clone().unwrap_or_else(|| ones(count));
+        let entropy = if self.op == Op::Entropy {
+            first(tokens)
+        } else {
+            self.inputs.entropy_upstream.clone().unwrap_or_else(|| ones(tokens))
+        };
+        [first(tokens * slots), entropy, first(tokens)]
+    }
+
+    fn value_tensors(&self, values: Values) -> Vec<Tensor> {
+        let (tokens, slots) = (self.inputs.tokens, self.slots());
+        let per_slot = if slots == 1 { vec![tokens] } else { vec![tokens, slots] };
+        let mut outputs = vec![];
+        if !values.ids.is_empty() || !self.differentiable() {
+            outputs.push(Tensor { ids: Some(values.ids), ..Tensor::floats("ids", per_slot.clone(), vec![]) });
+        }
+        for (name, shape, values) in [
+            ("logprobs", &per_slot, values.logprobs),
+            ("logits", &per_slot, values.logits),
+            ("entropy", &vec![tokens], values.entropy),
+            ("divergence", &vec![tokens], values.divergence),
+        ] {
+            if !values.is_empty() {
+                outputs.push(Tensor::floats(name, shape.clone(), values));
+            }
+        }
+        outputs
+    }
+
+    /// A distribution of the composition over the tensors of an operand: x and w, or logits and nothing, then the bias.
+    fn materialised<'a, T>(
+        &self,
+        operand: &Operand,
+        [first, second, bias]: &'a [Vec<T>; 3],
+    ) -> operators::Distribution<'a, T> {
+        operators::Distribution {
+            raw: match operand.source {
+                Operands::Linear { hidden, .. } => Raw::Linear { x: first, w: second, hidden },
+                Operands::Logits(_) => Raw::Logits(first),
+            },
+            bias: operand.bias.as_ref().map(|_| bias.as_slice()),
+            logit_scale: f64::from(self.logit_scale),
+            softcap: self.softcap.map(f64::from),
+        }
+    }
+
+    /// The same by materialised logits.
+    fn composition<T: Real>(&self) -> Named<T> {
+        let typed = |v: &[f32]| -> Vec<T> { v.iter().map(|v| T::from_f64(f64::from(*v))).collect() };
+        let tensors: Vec<[Vec<T>; 3]> = self
+            .operands()
+            .map(|of| {
+                let bias = typed(of.bias.as_deref().unwrap_or_default());
+                match &of.source {
+                    Operands::Linear { x, w, .. } => [typed(&x.to_f32()), typed(&w.to_f32()), bias],
+                    Operands::Logits(logits) => [typed(&logits.to_f32()), vec![], bias],
+                }
+            })
+            .collect();
+        let of: Vec<operators::Distribution<'_, T>> =
+            self.operands().zip(&tensors).map(|(operand, tensors)| self.materialised(operand, tensors)).collect();
+        let query = match (self.op, &self.inputs.ids) {
+            (Op::Kl, _) if self.reverse => Query::KlDivergence { p: of[0], q: of[1] },
+            (Op::Kl, _) => Query::KlDivergence { p: of[1], q: of[0] },
+            (Op::TopK, _) => Query::TopK(of[0], self.k),
+            (Op::Sample, _) => Query::Sample(of[0], self.seed),
+            (op, Some((ids, per_token))) => Query::Logprobs {
+                of: of[0],
+                ids,
+                per_token: *per_token,
+                ignore_index: Some(self.ignore_index),
+                entropy: op == Op::LogprobsEntropy,
+            },
+            (_, None) => Query::Entropy(of[0]),
+        };
+        let [logprobs, entropy, divergence] = self.upstreams().map(|u| typed(&u));
+        let upstream =
+            operators::Upstream { logprobs: Some(&logprobs), entropy: Some(&entropy), divergence: Some(&divergence) };
+        let mut answer = operators::evaluate(&query, &upstream, self.inputs.vocab, self.dtype());
+        if self.op == Op::Kl && !self.reverse {
+            answer.gradients.reverse();
+        }
+        named(answer, self.operands())
+    }
+
+    fn dtype(&self) -> Dtype {
+        match &self.inputs.of.source {
+            Operands::Linear { x, .. } => x.dtype(),
+            Operands::Logits(logits) => logits.dtype(),
+        }
+    }
+}
+
+/// All that an answer holds, by name.
+fn named<'a, T>(answer: Answer<T>, operands: impl Iterator<Item = &'a Operand>) -> Named<T> {
+    let mut named: Named<T> = vec![
+        ("logprobs", answer.logprobs),
+        ("logits", answer.logits),
+        ("entropy", answer.entropy),
+        ("divergence", answer.divergence),
+    ];
+    for ((gradients, [dx, dw, dbias, dlogits]), of) in answer.gradients.into_iter().zip(GRADIENTS).zip(operands) {
+        named.extend([(dx, gradients.x), (dw, gradients.w), (dbias, gradients.bias)]);
+        if matches!(of.source, Operands::Logits(_)) {
+            named.push((dlogits, gradients.logits));
+        }
+    }
+    named.retain(|(_, values)| !values.is_empty());
+    named
+}
+
+impl Operator for OnDistribution {
+    fn sizes(&self) -> Sizes {
+        let hidden = match self.inputs.of.source {
+            Operands::Linear { hidden, .. } => hidden,
+            Operands::Logits(_) => 0,
+        };
+        let (tokens, vocab) = (self.inputs.tokens, self.inputs.vocab);
+        Sizes { tokens, hidden, vocab, dtype: self.dtype().as_str() }
+    }
+
+    fn run<D: Device>(&self, place: &Place<'_, D>) -> anyhow::Result<Results> {
+        let Place { device, layout, .. } = place;
+        let (tokens, vocab) = (self.inputs.tokens, self.inputs.vocab);
+        let mut meter = Meter::start();
+        let ranks = (0..layout.ranks()).collect();
+        let evaluated = each(ranks, |_, rank: usize| self.evaluate(*device, layout, rank))?;
+        let kernels: Vec<&str> = evaluated.iter().flat_map(|(_, s)| s.kernels()).collect();
+        meter.pass("statistics", "statistics");
+
+        let group = evaluated.into_iter().zip(Local::group(layout.ranks())).collect();
+        let combined = each(group, |_, ((layer, statistics), comm)| {
+            Ok::<_, Error>((layer, statistics.start_combine(&comm)?.wait()?, comm))
+        })?;
+        meter.pass("combine", "combine");
+
+        let [logprobs, entropy, divergence] = self.upstreams();
+        let upstream = ValueGradients {
+            logprobs: matches!(self.op, Op::Logprobs | Op::LogprobsEntropy).then_some(&logprobs),
+            entropy: matches!(self.op, Op::Entropy | Op::LogprobsEntropy).then_some(&entropy),
+            divergence: (self.op == Op::Kl).then_some(&divergence),
+        };
+        let done = each(combined, |rank, (layer, done, comm)| {
+            let columns = layout.range(rank).len();
+            let shards = |of: &Operand| match of.source {
+                Operands::Linear { hidden, .. } => Shards { dw: vec![0.0; columns * hidden], ..Shards::default() },
+                Operands::Logits(_) => Shards { dlogits: vec![0.0; columns * tokens], ..Shards::default() },
+            };
+            let with_bias =
+                |of: &Operand| Shards { dbias: vec![0.0; of.bias.as_ref().map_or(0, |_| columns)], ..shards(of) };
+            let mut own: Vec<Shards> = self.operands().map(with_bias).collect();
+            let mut dx = vec![];
+            if self.differentiable() {
+                let wanted = own.iter_mut().zip(self.operands()).map(|(own, of)| {
+                    let linear = matches!(of.source, Operands::Linear { .. });
+                    DistributionGradients {
+                        dx: linear,
+                        dw: linear.then_some(&mut own.dw),
+                        dbias: of.bias.as_ref().map(|_| own.dbias.as_mut_slice()),
+                        dlogits: (!linear).then_some(&mut own.dlogits),
+                    }
+                });
+                let gradients = layer.backward(done.ticket, upstream, wanted.collect())?;
+                dx = gradients.start_combine(&comm)?.wait()?;
+            }
+            Ok::<_, Error>((done.values, own, dx, comm.counters()))
+        })?;
+        meter.pass("backward", "backward");
+
+        let counters: Vec<_> = done.iter().map(|rank| rank.3).collect();
+        let mut outputs = done.first().map_or(vec![], |(values, ..)| self.value_tensors(values.clone()));
+        for (i, (of, [dx, dw, dbias, dlogits])) in self.operands().zip(GRADIENTS).enumerate() {
+            if !self.differentiable() {
+                break;
+            }
+            let joined =
+                |pick: fn(&Shards) -> &Vec<f32>| done.iter().flat_map(|rank| pick(&rank.1[i]).clone()).collect();
+            match of.source {
+                Operands::Linear { hidden, .. } => {
+                    let x = done.first().and_then(|rank| rank.2[i].clone()).unwrap_or_default();
+                    outputs.push(Tensor::floats(dx, vec![tokens, hidden], x));
+                    outputs.push(Tensor::floats(dw, vec![vocab, hidden], joined(|s| &s.dw)));
+                }
+                Operands::Logits(_) => {
+                    let row = |token: usize| {
+                        done.iter().enumerate().flat_map(move |(rank, found)| {
+                            let width = layout.range(rank).len();
+                            found.1[i].dlogits[token * width..][..width].to_vec()
+                        })
+                    };
+                    outputs.push(Tensor::floats(dlogits, vec![tokens, vocab], (0..tokens).flat_map(row).collect()));
+                }
+            }
+            if of.bias.is_some() {
+                outputs.push(Tensor::floats(dbias, vec![vocab], joined(|s| &s.dbias)));
+            }
+        }
+        let bytes = outputs.iter().map(|o| o.values.len() * size_of::<f32>()).sum();
+        Ok(Results { costs: meter.finish(bytes, kernels, counters), outputs })
+    }
+
+    fn truth(&self) -> anyhow::Result<Named<f64>> {
+        Ok(self.composition())
+    }
+
+    fn plain(&self) -> anyhow::Result<Named<f32>> {
+        Ok(self.composition())
+    }
+}

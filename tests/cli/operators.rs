@@ -1,0 +1,129 @@
+//! `vocabfuse run` with operators on the distribution over the vocabulary.
+
+use super::{Folder, HIDDEN, TOKENS, Tensor, VOCAB, bytes, f32s, i64s, refuses, waves};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+fn student() -> Vec<Tensor> {
+    vec![
+        f32s("x", &[TOKENS, HIDDEN], &waves(TOKENS * HIDDEN, 0.7)),
+        f32s("w", &[VOCAB, HIDDEN], &waves(VOCAB * HIDDEN, 1.3)),
+        f32s("bias", &[VOCAB], &waves(VOCAB, 0.3)),
+    ]
+}
+
+fn teacher() -> Vec<Tensor> {
+    let wide = HIDDEN + 4;
+    vec![
+        f32s("teacher_x", &[TOKENS, wide], &waves(TOKENS * wide, 0.9)),
+        f32s("teacher_w", &[VOCAB, wide], &waves(VOCAB * wide, 0.4)),
+    ]
+}
+
+fn with(mut tensors: Vec<Tensor>, more: Vec<Tensor>) -> Folder {
+    tensors.extend(more);
+    Folder::new(&bytes(&tensors))
+}
+
+fn outputs(names: &[(&str, &[usize])]) -> Vec<(String, Vec<usize>)> {
+    let mut all = super::outputs(names);
+    all.sort();
+    all
+}
+
+fn ids() -> Tensor {
+    Tensor { shape: vec![TOKENS, 2], ..i64s("ids", &[0, 39, 5, 5, -100, 7, 1, -100, -100, -100, 20, 21]) }
+}
+
+fn passes(folder: &Folder, options: &str, barriers: u64) {
+    for place in ["", " --bounds 0,5,5,40 --dtype bf16", " --ranks 2 --softcap 2 --logit-scale -0.5"] {
+        let options = format!("{options}{place} --threads 2 --check --json");
+        let report = folder.run(&options.split_whitespace().collect::<Vec<_>>()).json();
+        assert_eq!(report["passed"], true, "{report}");
+        let counted = [&report["barriers"], &report["launches"]];
+        assert_eq!(counted, [&Value::from(barriers); 2], "{options}");
+    }
+}
+
+#[test]
+fn values_and_gradients_pass_the_check() {
+    let (n, h, v) = (TOKENS, HIDDEN, VOCAB);
+    let gradients: [(&str, &[usize]); 3] = [("dx", &[n, h]), ("dw", &[v, h]), ("dbias", &[v])];
+    let folder = with(student(), vec![ids(), f32s("upstream", &[n, 2], &waves(n * 2, 0.2))]);
+    passes(&folder, "--op logprobs", 2);
+    assert_eq!(folder.outputs(), outputs(&[&gradients[..], &[("logprobs", &[n, 2])]].concat()));
+    passes(&folder, "--op logprobs-entropy", 2);
+    assert_eq!(folder.outputs(), outputs(&[&gradients[..], &[("logprobs", &[n, 2]), ("entropy", &[n])]].concat()));
+
+    let folder = with(student(), vec![]);
+    passes(&folder, "--op entropy", 2);
+    assert_eq!(folder.outputs(), outputs(&[&gradients[..], &[("entropy", &[n])]].concat()));
+    passes(&folder, "--op top-k --k 7", 1);
+    let picked: [(&str, &[usize]); 3] = [("ids", &[n, 7]), ("logits", &[n, 7]), ("logprobs", &[n, 7])];
+    assert_eq!(folder.outputs(), outputs(&picked));
+    passes(&folder, "--op sample --seed 5", 1);
+
+    let folder = with(student(), teacher());
+    for options in ["--op kl", "--op kl --reverse"] {
+        passes(&folder, options, 2);
+        let teacher: [(&str, &[usize]); 2] = [("teacher_dx", &[n, h + 4]), ("teacher_dw", &[v, h + 4])];
+        assert_eq!(folder.outputs(), outputs(&[&gradients[..], &teacher, &[("divergence", &[n])]].concat()));
+    }
+}
+
+#[test]
+fn given_logits_need_no_second_collective() {
+    let (n, v) = (TOKENS, VOCAB);
+    let logits = |name, step| f32s(name, &[n, v], &waves(n * v, step));
+    let folder = Folder::new(&bytes(&[logits("logits", 0.7), logits("teacher_logits", 1.1)]));
+    passes(&folder, "--op entropy", 1);
+    passes(&folder, "--op kl", 1);
+    let shapes: [(&str, &[usize]); 3] = [("divergence", &[n]), ("dlogits", &[n, v]), ("teacher_dlogits", &[n, v])];
+    assert_eq!(folder.outputs(), outputs(&shapes));
+}
+
+#[test]
+fn ids_are_written_as_integers() {
+    let folder = with(student(), vec![]);
+    folder.run(&["--op", "sample", "--output-dtype", "bf16", "--ranks", "3", "--json"]).json();
+    let written = std::fs::read(folder.path("out.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&written).unwrap();
+    let ids = file.tensor("ids").unwrap();
+    assert_eq!((ids.dtype(), ids.shape()), (safetensors::Dtype::I64, &[TOKENS][..]));
+    let drawn = ids.data().chunks(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()));
+    assert!(drawn.clone().all(|id| (0..VOCAB as i64).contains(&id)));
+    assert_eq!(file.tensor("logprobs").unwrap().dtype(), safetensors::Dtype::BF16);
+}
+
+#[test]
+fn unusable_input_is_refused() {
+    let (n, v) = (TOKENS, VOCAB);
+    let of = |more: Vec<Tensor>| {
+        let mut all = student();
+        all.retain(|t| more.iter().all(|m| m.name != t.name));
+        all.extend(more);
+        bytes(&all)
+    };
+    let cases: Vec<(Vec<u8>, &str, &[&str])> = vec![
+        (of(vec![]), "--op logprobs", &["tensor ids", "missing", "[N] or [N, k]"]),
+        (of(vec![i64s("ids", &[0, 1, 2, 40, 4, 5])]), "--op logprobs", &["tensor ids", "position 3", "0..40"]),
+        (of(vec![i64s("ids", &[0, 1])]), "--op logprobs", &["tensor ids", "[2]", "[6] or [6, k]"]),
+        (of(vec![]), "--op kl", &["tensor teacher_x", "missing"]),
+        (
+            of(vec![f32s("teacher_logits", &[n, v - 1], &waves(n * (v - 1), 1.0))]),
+            "--op kl",
+            &["tensor teacher_logits", "[6, 39]", "40 classes"],
+        ),
+        (of(vec![f32s("upstream", &[n - 1], &waves(n - 1, 1.0))]), "--op entropy", &["tensor upstream", "[5]", "[6]"]),
+        (of(vec![]), "--op top-k --k 41", &["option k", "V = 40", "41"]),
+        (of(vec![]), "--op top-k --k 0", &["--k"]),
+        (of(vec![]), "--op entropy --k 3", &["--k", "entropy", "top-k"]),
+        (of(vec![]), "--op top-k --reverse", &["--reverse", "--op kl"]),
+        (of(vec![]), "--op entropy --device ptx:sm_80", &["operator entropy", "CPU only"]),
+        (of(vec![]), "--op entropy --save yes", &["--save", "cross-entropy"]),
+        (of(vec![f32s("surprise", &[1], &[0.0])]), "--op entropy", &["tensor surprise", "unknown"]),
+    ];
+    for (input, options, words) in cases {
+        refuses(&input, &options.split_whitespace().collect::<Vec<_>>(), words);
+    }
+}
