@@ -9,6 +9,9 @@ use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk}
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// A loss, and its chunks where it has some of its own.
+type LossChunks = (Loss, Option<Vec<usize>>);
+
 /// What to generate. The defaults are those of the crate `vocabfuse-kernels`.
 ///
 /// ```no_run
@@ -29,7 +32,7 @@ pub struct Builder {
     narrow: bool,
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
-    losses: Vec<(Loss, Option<Vec<usize>>)>,
+    losses: Vec<LossChunks>,
     operators: Vec<Operator>,
 }
 
@@ -191,7 +194,7 @@ impl Builder {
     }
 
     // Losses, and their chunks where they have some of their own.
-    fn losses(&self) -> Result<Vec<(Loss, Option<Vec<usize>>)>, Error> {
+    fn losses(&self) -> Result<Vec<LossChunks>, Error> {
         Ok(if self.losses.is_empty() { vec![(cross_entropy()?, None)] } else { self.losses.clone() })
     }
 
