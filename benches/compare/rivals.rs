@@ -9,7 +9,8 @@ use std::time::Instant;
 use vocabfuse::plain;
 use vocabfuse::problem::{Options, Problem};
 use vocabfuse::{
-    Batch, Cpu, CrossEntropy, Dtype, Gradients, Local, Matrix, OutputLayer, Policy, Save, Shard, ShardLayout, Upstream,
+    Batch, Cpu, CrossEntropy, Dtype, GradientMut, Gradients, Local, Matrix, OutputLayer, Policy, Save, Shard,
+    ShardLayout, Upstream,
 };
 
 /// A matrix in the dtype of the problem.
@@ -28,6 +29,34 @@ impl Values {
         })
     }
 
+    fn zeros(count: usize, dtype: Dtype) -> Values {
+        match dtype {
+            Dtype::F32 => Values::F32(vec![0.0; count]),
+            Dtype::Bf16 => Values::Bf16(vec![bf16::ZERO; count]),
+            Dtype::F16 => Values::F16(vec![f16::ZERO; count]),
+        }
+    }
+
+    /// As a gradient that is written for the first time.
+    fn gradient(&mut self) -> GradientMut<'_> {
+        let gradient: GradientMut<'_> = match self {
+            Values::F32(values) => values.into(),
+            Values::Bf16(values) => values.into(),
+            Values::F16(values) => values.into(),
+        };
+        gradient.overwriting()
+    }
+
+    /// Some rows, one after the other.
+    fn rows(&self, rows: &[usize], columns: usize) -> Vec<f32> {
+        let at = |i: usize| match self {
+            Values::F32(values) => values[i],
+            Values::Bf16(values) => values[i].to_f32(),
+            Values::F16(values) => values[i].to_f32(),
+        };
+        rows.iter().flat_map(|row| (row * columns..(row + 1) * columns).map(at)).collect()
+    }
+
     fn matrix(&self, rows: usize, columns: usize) -> Result<Matrix<'_>> {
         Ok(match self {
             Values::F32(values) => Matrix::new(values, rows, columns)?,
@@ -38,7 +67,7 @@ impl Values {
 }
 
 enum Way {
-    Fused { layer: OutputLayer, comm: Local, x: Values, w: Values, device: String, save: bool },
+    Fused { layer: Box<OutputLayer>, comm: Local, x: Values, w: Values, device: String, save: bool },
     Plain { x: Vec<f32>, w: Vec<f32>, dtype: Dtype },
 }
 
@@ -91,7 +120,7 @@ impl Rival {
             let cpu = Cpu::new(Some(shape.threads))?;
             let layout = ShardLayout::even(v, 1)?;
             Way::Fused {
-                layer: OutputLayer::new(&cpu, &layout, 0, CrossEntropy::default(), policy)?,
+                layer: Box::new(OutputLayer::new(&cpu, &layout, 0, CrossEntropy::default(), policy)?),
                 comm: Local::group(1).pop().context("a group of one")?,
                 x: Values::read(&shape.x(), n * h, dtype)?,
                 w: Values::read(&shape.w(), v * h, dtype)?,
@@ -112,8 +141,8 @@ impl Rival {
                 let batch = Batch::new(x.matrix(n, h)?, &self.targets);
                 let shard = Shard { weight: w.matrix(v, h)?, bias: None };
                 let done = layer.s_pass(batch, shard)?.start_combine(comm)?.wait()?;
-                let mut dw = vec![0.0; v * h];
-                layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
+                let mut dw = Values::zeros(v * h, self.shape.dtype()?);
+                layer.t_pass(done.weight_grad, Gradients { dw: dw.gradient(), dbias: None }, Upstream::One)?;
                 (done.loss[0], done.dx, dw)
             }
             Way::Plain { x, w, dtype } => {
@@ -121,12 +150,12 @@ impl Rival {
                 let targets = &self.targets;
                 let problem = Problem::new(x, w, targets, h, options);
                 let out = plain::cross_entropy(&problem, *dtype)?;
-                (out.loss[0], out.dx.into(), out.dw)
+                (out.loss[0], out.dx.into(), Values::F32(out.dw))
             }
         };
         let ms = start.elapsed().as_secs_f64() * 1e3;
         std::hint::black_box(&dx);
-        let rows = self.rows.iter().flat_map(|row| &dw[row * h..][..h]).copied().collect();
+        let rows = dw.rows(&self.rows, h);
         self.results = Some(Results { loss: f64::from(loss), rows });
         Ok(ms)
     }
@@ -144,9 +173,14 @@ impl Rival {
         }
     }
 
-    /// Bytes of dW and dX, which every method must hold.
+    /// Bytes of dW and dX. The layer's dW is of the type of W, as a framework's is; the plain composition's is f32.
     pub fn output_bytes(&self) -> usize {
-        (self.shape.tokens + self.shape.vocab) * self.shape.hidden * size_of::<f32>()
+        let Shape { tokens, hidden, vocab, .. } = self.shape;
+        let of_dw = match (&self.way, self.shape.dtype()) {
+            (Way::Fused { .. }, Ok(dtype)) => dtype.size(),
+            _ => size_of::<f32>(),
+        };
+        hidden * (tokens * size_of::<f32>() + vocab * of_dw)
     }
 
     /// What the matrix products run on.

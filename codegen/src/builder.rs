@@ -9,9 +9,6 @@ use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk}
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A loss, and its chunks where it has some of its own.
-type LossChunks = (Loss, Option<Vec<usize>>);
-
 /// What to generate. The defaults are those of the crate `vocabfuse-kernels`.
 ///
 /// ```no_run
@@ -32,8 +29,15 @@ pub struct Builder {
     narrow: bool,
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
-    losses: Vec<LossChunks>,
+    losses: Vec<Wanted>,
     operators: Vec<Operator>,
+}
+
+/// A loss, and its chunk sizes where they are not those of the builder.
+#[derive(Clone, Debug)]
+struct Wanted {
+    loss: Loss,
+    chunks: Option<Vec<usize>>,
 }
 
 /// Chunk sizes of the checked-in kernels.
@@ -77,7 +81,7 @@ impl Builder {
     pub fn checked_in() -> Result<Builder, Error> {
         let mut builder = Builder::new().loss(cross_entropy()?).operators(&operator::all()?);
         for form in CrossEntropyForm::all().into_iter().skip(1) {
-            builder.losses.push((form.loss()?, Some(FORM_CHUNKS.to_vec())));
+            builder.losses.push(Wanted { loss: form.loss()?, chunks: Some(FORM_CHUNKS.to_vec()) });
         }
         Ok(builder)
     }
@@ -125,7 +129,7 @@ impl Builder {
 
     /// Another loss; without any, cross-entropy.
     pub fn loss(mut self, loss: Loss) -> Builder {
-        self.losses.push((loss, None));
+        self.losses.push(Wanted { loss, chunks: None });
         self
     }
 
@@ -150,7 +154,7 @@ impl Builder {
             let of_losses =
                 |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !self.operators.is_empty());
             for &kind in self.kernels.iter().filter(of_losses) {
-                for (loss, chunks) in losses.iter().filter(|(loss, _)| loss.has(kind)) {
+                for Wanted { loss, chunks } in losses.iter().filter(|wanted| wanted.loss.has(kind)) {
                     loss.verify()?;
                     for spec in self.specs(kind, target, &loss.name, chunks.as_ref().unwrap_or(&self.chunks)) {
                         if kernels.iter().all(|k| k.spec != spec) {
@@ -194,8 +198,9 @@ impl Builder {
     }
 
     // Losses, and their chunks where they have some of their own.
-    fn losses(&self) -> Result<Vec<LossChunks>, Error> {
-        Ok(if self.losses.is_empty() { vec![(cross_entropy()?, None)] } else { self.losses.clone() })
+    fn losses(&self) -> Result<Vec<Wanted>, Error> {
+        let default = || Ok::<_, Error>(vec![Wanted { loss: cross_entropy()?, chunks: None }]);
+        if self.losses.is_empty() { default() } else { Ok(self.losses.clone()) }
     }
 
     // The specifications of one kind; combinations that a target does not support are left out.
@@ -223,8 +228,8 @@ impl Builder {
         let mut entries = vec![];
         for kernel in self.generate()?.iter().filter(|k| k.spec.target.is_cuda()) {
             // A kernel without a loss holds no program, so that any stands for it.
-            let named = |l: &&(Loss, _)| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.0.name);
-            if let Some((loss, _)) = known.iter().find(named) {
+            let named = |l: &&Wanted| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.loss.name);
+            if let Some(Wanted { loss, .. }) = known.iter().find(named) {
                 entries.push(cuda_entry(&kernel.spec, loss)?);
             }
         }

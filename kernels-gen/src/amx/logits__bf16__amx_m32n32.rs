@@ -27,7 +27,7 @@ unsafe fn kernel(args: &RawLogits) {
                     next_x: x.add(next * PANEL * hidden),
                     out: args.out.add(panel * args.stride + row * PANEL),
                 };
-                logits(&product, |_, _| {});
+                logits(&product, |_| {});
             }
         }
     }

@@ -93,128 +93,226 @@ unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start
                     next_x: x.add(next * PANEL * hidden),
                     out: tile,
                 };
-                logits(&product, |block, y| softmax(args, first + panel, row + block * PANEL, y, e_panel));
+                let mut softmax = Softmax::done();
+                logits(&product, |work| match work {
+                    Work::Start(block, y) => softmax = Softmax::new(first + panel, row + block * PANEL, y, e_panel),
+                    Work::Step => step(args, &mut softmax),
+                    Work::Finish => {
+                        while !softmax.is_done() {
+                            step(args, &mut softmax);
+                        }
+                    }
+                });
             }
         }
     }
 }
 
-/// Statistics and E of one block of logits: the columns from `row` of the chunk, one panel. `e` is the panel's E of this
-/// vocabulary block, null if only statistics are wanted.
-// A function of its own, so that its loops have all registers.
-#[inline(never)]
+/// Statistics and E of one block of logits, the columns from `row` of the chunk and one panel, under way: first the
+/// references of a vector of tokens, then their columns two by two, then the same for the next vector.
+struct Softmax {
+    panel: usize,
+    row: usize,
+    logits: *const f32,
+    /// E of the panel and this vocabulary block, null if only statistics are wanted.
+    e: *mut u16,
+    /// Vector of tokens at work; none is left at `PANEL`.
+    lane: usize,
+    /// What is next: the references if 0, else the columns from 2 (next - 1).
+    next: usize,
+    reference: V,
+    /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
+    parts: [V; 3],
+}
+
+impl Softmax {
+    /// Nothing to do.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+    fn done() -> Softmax {
+        let zero = splat(0.0);
+        let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 3] }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+    fn new(panel: usize, row: usize, logits: *const f32, e: *mut u16) -> Softmax {
+        Softmax { panel, row, logits, e, lane: 0, ..Softmax::done() }
+    }
+
+    #[inline]
+    fn is_done(&self) -> bool {
+        self.lane == PANEL
+    }
+}
+
+/// The next step, if there is one: at most `WORK_STEPS` for a block.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn softmax(args: &LogitsSoftmax, panel: usize, row: usize, logits: *const f32, e: *mut u16) {
+unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
+    // SAFETY: as for `kernel`.
+    unsafe {
+        if softmax.is_done() {
+            return;
+        }
+        if softmax.next == 0 {
+            references(args, softmax);
+        } else {
+            columns(args, softmax, 2 * (softmax.next - 1));
+        }
+        softmax.next += 1;
+        if softmax.next > PANEL / 2 {
+            totals(args, softmax);
+            softmax.lane += LANES;
+            softmax.next = 0;
+        }
+    }
+}
+
+/// The reference of a vector of tokens, raised if the block needs it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
     let inputs = args.inputs;
+    let Softmax { panel, row, logits, e, lane, .. } = *softmax;
     let rows = PANEL.min(args.columns - row);
     // SAFETY: as for `kernel`.
     unsafe {
-        let state = |index: usize, token: usize| (*args.state.add(index)).add(token);
-        let saved = saved_block(args, panel, row);
+        let token = panel * PANEL + lane;
         let m1 = inputs.uniform(0);
         let m5 = inputs.classes;
-        for lane in (0..PANEL).step_by(LANES) {
-            let token = panel * PANEL + lane;
-            let half = lane / LANES * (BLOCK / 2);
-            let m14 = load_i32(inputs.targets.add(token));
-            let mut peak = splat(f32::NEG_INFINITY);
-            for i in 0..rows {
-                let column = (args.first_column + row + i) as i32;
-                let logit = load(logits.add(i * PANEL + lane));
-                let m2 = inputs.column(0, column);
-                let m4 = column;
-                let m6 = scalar_ops::lt_i32(m4, m5);
-                let m0 = logit;
-                let m3 = mul_add(m0, splat(m1), splat(m2));
-                let m13 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
-                let m15 = eq_i32(splat_i32(m4), m14);
-                let m16 = select(m15, splat(f32::NEG_INFINITY), m13);
-                peak = larger(m16, peak);
-            }
-            // The reference is an integer, so that every rescale is exact.
-            let old = load(state(0, token));
-            let peak = mul(peak, splat(LOG2_E));
-            let grown = lt(add(old, splat(WINDOW)), peak);
-            let reference = select(grown, ceil(peak), old);
-            if any(grown) {
-                rescale(args, panel, lane, row, old, reference, e);
-            }
-            if !args.saved_reference.is_null() {
-                store(args.saved_reference.add(token), reference);
-            }
-            let w1 = inputs.uniform(0);
-            let w5 = inputs.classes;
-            let w14 = load_i32(inputs.targets.add(token));
-            let w17 = reference;
-            // The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-            let mut part1 = splat(0.0f32);
-            let mut part2 = splat(0.0f32);
-            let mut part3 = splat(0.0f32);
-            for i in (0..PANEL).step_by(2) {
-                // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
-                let e0 = if i + 0 < rows {
-                    let column = (args.first_column + row + i + 0) as i32;
-                    let logit = load(logits.add((i + 0) * PANEL + lane));
-                    let w2 = inputs.column(0, column);
-                    let w4 = column;
-                    let w6 = scalar_ops::lt_i32(w4, w5);
-                    let w7 = inputs.column(1, column);
-                    let w0 = logit;
-                    let w3 = mul_add(w0, splat(w1), splat(w2));
-                    let w8 = mul(splat(w7), w3);
-                    let w10 = if w6 { w8 } else { splat(0.0f32) };
-                    let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-                    let w15 = eq_i32(splat_i32(w4), w14);
-                    let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
-                    let w18 = exp_above(w16, w17);
-                    let w20 = select(w15, w13, splat(0.0f32));
-                    part1 = add(part1, w10);
-                    part2 = add(part2, w18);
-                    part3 = add(part3, w20);
-                    w18
-                } else {
-                    splat(0.0)
-                };
-                // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
-                let e1 = if i + 1 < rows {
-                    let column = (args.first_column + row + i + 1) as i32;
-                    let logit = load(logits.add((i + 1) * PANEL + lane));
-                    let w2 = inputs.column(0, column);
-                    let w4 = column;
-                    let w6 = scalar_ops::lt_i32(w4, w5);
-                    let w7 = inputs.column(1, column);
-                    let w0 = logit;
-                    let w3 = mul_add(w0, splat(w1), splat(w2));
-                    let w8 = mul(splat(w7), w3);
-                    let w10 = if w6 { w8 } else { splat(0.0f32) };
-                    let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-                    let w15 = eq_i32(splat_i32(w4), w14);
-                    let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
-                    let w18 = exp_above(w16, w17);
-                    let w20 = select(w15, w13, splat(0.0f32));
-                    part1 = add(part1, w10);
-                    part2 = add(part2, w18);
-                    part3 = add(part3, w20);
-                    w18
-                } else {
-                    splat(0.0)
-                };
-                let words = pairs(e0, e1);
-                if !e.is_null() {
-                    store_words(e.add(row % VOCABULARY_BLOCK * PANEL + half + i * LANES), words);
-                }
-                if !saved.is_null() {
-                    // Read again only after everything else has gone through the caches.
-                    _mm512_stream_si512(saved.add(half + i * LANES).cast(), words);
-                }
-            }
-            let total = state(1, token);
-            store(total, add(load(total), part1));
-            let total = state(2, token);
-            store(total, add(load(total), part2));
-            let total = state(3, token);
-            store(total, add(load(total), part3));
+        let m14 = load_i32(inputs.targets.add(token));
+        let mut peak = splat(f32::NEG_INFINITY);
+        for i in 0..rows {
+            let column = (args.first_column + row + i) as i32;
+            let logit = load(logits.add(i * PANEL + lane));
+            let m2 = inputs.column(0, column);
+            let m4 = column;
+            let m6 = scalar_ops::lt_i32(m4, m5);
+            let m0 = logit;
+            let m3 = mul_add(m0, splat(m1), splat(m2));
+            let m13 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
+            let m15 = eq_i32(splat_i32(m4), m14);
+            let m16 = select(m15, splat(f32::NEG_INFINITY), m13);
+            peak = larger(m16, peak);
         }
+        // The reference is an integer, so that every rescale is exact.
+        let old = load((*args.state).add(token));
+        let peak = mul(peak, splat(LOG2_E));
+        let grown = lt(add(old, splat(WINDOW)), peak);
+        softmax.reference = select(grown, ceil(peak), old);
+        if any(grown) {
+            rescale(args, panel, lane, row, old, softmax.reference, e);
+        }
+        if !args.saved_reference.is_null() {
+            store(args.saved_reference.add(token), softmax.reference);
+        }
+        softmax.parts[0] = splat(0.0f32);
+        softmax.parts[1] = splat(0.0f32);
+        softmax.parts[2] = splat(0.0f32);
+    }
+}
+
+/// E and sums of two columns of a vector of tokens.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
+    let inputs = args.inputs;
+    let Softmax { panel, row, logits, e, lane, reference, .. } = *softmax;
+    let rows = PANEL.min(args.columns - row);
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let token = panel * PANEL + lane;
+        let half = lane / LANES * (BLOCK / 2);
+        let saved = saved_block(args, panel, row);
+        let w1 = inputs.uniform(0);
+        let w5 = inputs.classes;
+        let w14 = load_i32(inputs.targets.add(token));
+        let w17 = reference;
+        let mut part1 = softmax.parts[0];
+        let mut part2 = softmax.parts[1];
+        let mut part3 = softmax.parts[2];
+        // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
+        let e0 = if i + 0 < rows {
+            let column = (args.first_column + row + i + 0) as i32;
+            let logit = load(logits.add((i + 0) * PANEL + lane));
+            let w2 = inputs.column(0, column);
+            let w4 = column;
+            let w6 = scalar_ops::lt_i32(w4, w5);
+            let w7 = inputs.column(1, column);
+            let w0 = logit;
+            let w3 = mul_add(w0, splat(w1), splat(w2));
+            let w8 = mul(splat(w7), w3);
+            let w10 = if w6 { w8 } else { splat(0.0f32) };
+            let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w15 = eq_i32(splat_i32(w4), w14);
+            let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
+            let w18 = exp_above(w16, w17);
+            let w20 = select(w15, w13, splat(0.0f32));
+            part1 = add(part1, w10);
+            part2 = add(part2, w18);
+            part3 = add(part3, w20);
+            w18
+        } else {
+            splat(0.0)
+        };
+        // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
+        let e1 = if i + 1 < rows {
+            let column = (args.first_column + row + i + 1) as i32;
+            let logit = load(logits.add((i + 1) * PANEL + lane));
+            let w2 = inputs.column(0, column);
+            let w4 = column;
+            let w6 = scalar_ops::lt_i32(w4, w5);
+            let w7 = inputs.column(1, column);
+            let w0 = logit;
+            let w3 = mul_add(w0, splat(w1), splat(w2));
+            let w8 = mul(splat(w7), w3);
+            let w10 = if w6 { w8 } else { splat(0.0f32) };
+            let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w15 = eq_i32(splat_i32(w4), w14);
+            let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
+            let w18 = exp_above(w16, w17);
+            let w20 = select(w15, w13, splat(0.0f32));
+            part1 = add(part1, w10);
+            part2 = add(part2, w18);
+            part3 = add(part3, w20);
+            w18
+        } else {
+            splat(0.0)
+        };
+        let words = pairs(e0, e1);
+        if !e.is_null() {
+            store_words(e.add(row % VOCABULARY_BLOCK * PANEL + half + i * LANES), words);
+        }
+        if !saved.is_null() {
+            // Read again only after everything else has gone through the caches.
+            _mm512_stream_si512(saved.add(half + i * LANES).cast(), words);
+        }
+        softmax.parts[0] = part1;
+        softmax.parts[1] = part2;
+        softmax.parts[2] = part3;
+        let _ = (reference, token);
+    }
+}
+
+/// Adds the sums of the block to the totals of a vector of tokens.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
+    // SAFETY: as for `kernel`.
+    unsafe {
+        let state = |index: usize| (*args.state.add(index)).add(softmax.panel * PANEL + softmax.lane);
+        let part1 = softmax.parts[0];
+        let part2 = softmax.parts[1];
+        let part3 = softmax.parts[2];
+        let total = state(1);
+        store(total, add(load(total), part1));
+        let total = state(2);
+        store(total, add(load(total), part2));
+        let total = state(3);
+        store(total, add(load(total), part3));
+        let _ = (state, softmax.parts);
     }
 }
 

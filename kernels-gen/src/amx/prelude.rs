@@ -669,14 +669,111 @@ pub struct Logits {
     pub out: *mut f32,
 }
 
-/// Computes logits and calls `done(block, logits)` for each block while the next one is being multiplied: by then the
-/// tiles of the block have left for the cache, and the processor can overlap the two.
+/// What is to be done between the steps of a product.
+pub enum Work {
+    /// Begin with the logits of a block.
+    Start(usize, *const f32),
+    /// A part of it, if there is one left.
+    Step,
+    /// All that is left.
+    Finish,
+}
+
+/// Steps that the work on a block is cut into, at most; those of a product are fewer.
+pub const WORK_STEPS: usize = 34;
+
+/// A product in parts with work between them, so that vectors and tiles are busy at the same time. Its right operand is
+/// kept near, as in `product_keeping_right`.
 ///
 /// # Safety
-/// `Tiles` of this thread are configured; the buffers have the extents stated in `Logits`.
+/// As for `product_keeping_right`; the work uses no tiles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn logits(p: &Logits, mut done: impl FnMut(usize, *const f32)) {
+unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
+    let units = WORK_STEPS.div_ceil(p.steps.max(1));
+    // SAFETY: the caller answers for operands and result; prefetches do not fault. The sums stay in tmm0 to tmm3 from one
+    // block to the next: the compiler emits AMX instructions for AMX intrinsics only, of which there are none, the work is
+    // made of vector instructions of this crate, and the operating system keeps tiles for each thread.
+    unsafe {
+        load_sums(p);
+        for step in 0..p.steps {
+            asm!(
+                "tileloadd tmm6, [{right} + {row}]",
+                "tileloaddt1 tmm4, [{left} + {row}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{right} + {row} + 1024]",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloaddt1 tmm5, [{left} + {row} + 1024]",
+                "prefetchw [{next}]",
+                "prefetchw [{next} + 64]",
+                "prefetchw [{next} + 128]",
+                "prefetchw [{next} + 192]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                left = in(reg) p.left.wrapping_add(step * BLOCK),
+                right = in(reg) p.right.wrapping_add(step * BLOCK),
+                ahead = in(reg) p.ahead.wrapping_add(step * 64),
+                next = in(reg) p.next.wrapping_add(step * 64),
+                row = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+            for _ in 0..units {
+                work(Work::Step);
+            }
+        }
+        asm!(
+            "tilestored [{c} + {row}*2], tmm0",
+            "tilestored [{c} + {row}*2 + 64], tmm1",
+            "tilestored [{c} + {row}*2 + 2048], tmm2",
+            "tilestored [{c} + {row}*2 + 2112], tmm3",
+            c = in(reg) p.c,
+            row = in(reg) 64usize,
+            options(nostack),
+        );
+    }
+    work(Work::Finish);
+}
+
+/// The sums that a product begins with, into tmm0 to tmm3.
+#[inline]
+unsafe fn load_sums(p: &Product) {
+    // SAFETY: as for `product_beside`.
+    unsafe {
+        if p.accumulate {
+            asm!(
+                "tileloadd tmm0, [{c} + {row}*2]",
+                "tileloadd tmm1, [{c} + {row}*2 + 64]",
+                "tileloadd tmm2, [{c} + {row}*2 + 2048]",
+                "tileloadd tmm3, [{c} + {row}*2 + 2112]",
+                c = in(reg) p.c,
+                row = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack),
+            );
+        } else {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+/// Computes logits, and has the work on each block done between the steps of the product that makes the next one.
+///
+/// # Safety
+/// `Tiles` of this thread are configured; the buffers have the extents stated in `Logits`; the work uses no tiles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn logits(p: &Logits, mut work: impl FnMut(Work)) {
     let slices = p.strips.div_ceil(SLICE).max(1);
     let mut first = 0;
     for slice in 0..slices {
@@ -686,7 +783,7 @@ pub unsafe fn logits(p: &Logits, mut done: impl FnMut(usize, *const f32)) {
             let c = p.out.wrapping_add(block * BLOCK);
             // SAFETY: offsets stay within the buffers of `Logits`.
             unsafe {
-                product_keeping_right(&Product {
+                let product = Product {
                     steps,
                     left: p.w.add((block * p.strips + first) * BLOCK),
                     right: p.x.add(first * BLOCK),
@@ -694,15 +791,19 @@ pub unsafe fn logits(p: &Logits, mut done: impl FnMut(usize, *const f32)) {
                     accumulate: slice > 0,
                     ahead: p.next_x.wrapping_add(first * BLOCK + block * steps * 64),
                     next: if block + 1 < p.blocks { c.wrapping_add(BLOCK) } else { p.out },
-                });
-            }
-            if last && block > 0 {
-                done(block - 1, c.wrapping_sub(BLOCK));
+                };
+                if last && block > 0 {
+                    work(Work::Start(block - 1, c.wrapping_sub(BLOCK)));
+                    product_beside(&product, &mut work);
+                } else {
+                    product_keeping_right(&product);
+                }
             }
         }
         first += steps;
     }
-    done(p.blocks - 1, p.out.wrapping_add((p.blocks - 1) * BLOCK));
+    work(Work::Start(p.blocks - 1, p.out.wrapping_add((p.blocks - 1) * BLOCK)));
+    work(Work::Finish);
 }
 
 use vocabfuse_kernels::abi::Blocking;

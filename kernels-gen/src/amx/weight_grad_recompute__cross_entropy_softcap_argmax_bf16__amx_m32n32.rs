@@ -83,9 +83,16 @@ unsafe fn derivatives(args: &WeightGrad, first: usize, panels: usize, tile: *mut
                     next_x: x.add(next * PANEL * hidden),
                     out: tile,
                 };
-                logits(&product, |block, y| {
-                    let row = start + block * PANEL;
-                    derivative(args, first + panel, row, y, q.add((row / PANEL * panels + panel) * BLOCK), sums);
+                // In one piece, beside the first step of the product that follows.
+                let mut waiting = None;
+                logits(&product, |work| match (work, waiting) {
+                    (Work::Start(block, y), _) => waiting = Some((block, y)),
+                    (_, Some((block, y))) => {
+                        let row = start + block * PANEL;
+                        derivative(args, first + panel, row, y, q.add((row / PANEL * panels + panel) * BLOCK), sums);
+                        waiting = None;
+                    }
+                    _ => {}
                 });
             }
         }

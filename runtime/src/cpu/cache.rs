@@ -40,12 +40,13 @@ impl Caches {
         let Geometry { panel, packed, row_block, .. } = *geometry;
         // At least one of what there is, and no fraction of it.
         let whole = |bytes: usize, of: usize, unit: usize| (bytes / of.max(1) / unit * unit).max(unit);
-        // A panel of X beside a strip of W that passes.
-        let inner = whole(self.l1 / 2, panel * packed, panel);
+        // A panel of X beside a strip of W that passes: pairs are read half as often, so that a panel of them may fill L1.
+        let inner = whole(self.l1 / packed * 2, panel * packed, panel);
         let kept = if geometry.slices_inner { inner.min(hidden.max(panel)) } else { hidden.max(panel) };
         // W beside E: a quarter where it is sliced, else half, since E then has the rest for itself.
         let share = if geometry.slices_inner { 4 } else { 2 };
-        let vocabulary = power(whole(self.l2 / share, kept * packed, row_block)).clamp(32, 512);
+        let most = if geometry.slices_inner { 256 } else { 512 };
+        let vocabulary = power(whole(self.l2 / share, kept * packed, row_block)).clamp(32, most);
         let e_panel = chunk.min(geometry.e_columns) * panel * geometry.e_bytes;
         let grad_panels = geometry.grad_panels.min(MOST_GRAD_PANELS);
         Blocking {
@@ -116,7 +117,7 @@ mod tests {
             for caches in processors {
                 for (chunk, hidden) in [(512, 64), (512, 1024), (2048, 4096), (8192, 16384)] {
                     let b = caches.blocking(&g, chunk, hidden);
-                    assert!(b.inner % g.panel == 0 && b.inner * g.panel * g.packed <= caches.l1 / 2, "{b:?}");
+                    assert!(b.inner % g.panel == 0 && b.inner * g.panel * g.packed <= caches.l1, "{b:?}");
                     assert!(b.vocabulary.is_multiple_of(g.row_block) && b.vocabulary >= 32, "{b:?}");
                     assert!(512 % b.grad_rows == 0 && b.grad_rows >= 32 && b.grad_panels <= MOST_GRAD_PANELS, "{b:?}");
                     let e = b.panels * chunk.min(g.e_columns) * g.panel * g.e_bytes;
@@ -127,7 +128,7 @@ mod tests {
             }
         }
         let zen4 = kib(32, 1024).blocking(&geometry("avx512", "f32"), 512, 1024);
-        let expected = Blocking { inner: 128, vocabulary: 512, panels: 8, grad_panels: 16, grad_rows: 256 };
+        let expected = Blocking { inner: 128, vocabulary: 256, panels: 8, grad_panels: 16, grad_rows: 256 };
         assert_eq!(zen4, expected);
         let small = kib(32, 256).blocking(&geometry("avx2", "f32"), 512, 1024);
         assert_eq!((small.inner, small.panels, small.grad_rows), (256, 4, 128));
