@@ -33,6 +33,8 @@ fn any_case() -> impl Strategy<Value = Case> {
             let mut bounds: Vec<usize> = cuts.iter().map(|c| (c * (vocab + 1) as f64) as usize).collect();
             bounds.extend([0, vocab]);
             bounds.sort_unstable();
+            // With nothing but smoothing, derivatives are differences of nearly equal numbers, which narrow types round first.
+            let label_smoothing = if dtype == Dtype::F32 { label_smoothing } else { label_smoothing.min(0.5) };
             let loss = CrossEntropy { reduction, softcap, label_smoothing, z_loss, argmax, ..CrossEntropy::default() };
             let policy = Policy { algorithm, save, chunk: Some(chunk), ..Policy::default() };
             let case = Case { bounds, dtype, policy, loss, bias, upstream, extras, ..Case::new(tokens, hidden, vocab) };
@@ -75,7 +77,7 @@ proptest! {
         if let Some(cpu) = amx(2) {
             let vocab = case.vocab.min(600);
             let bounds = case.bounds.iter().map(|b| *b.min(&vocab)).collect();
-            agrees(&cpu, &Case { dtype: Dtype::Bf16, vocab, bounds, ..case })?;
+            agrees(&cpu, &Case { dtype: Dtype::Bf16, loss: CrossEntropy { label_smoothing: case.loss.label_smoothing.min(0.5), ..case.loss }, vocab, bounds, ..case })?;
         }
     }
 }

@@ -38,6 +38,8 @@ pub struct CrossEntropy {
     pub softcap: Option<f32>,
     /// Share ε of the target distribution that is spread over all V classes, in proportion to the class weights:
     /// `(1 - ε) w_target (lse - y_target) + ε / V Σ_j w_j (lse - y_j)`. A class whose logit is -inf makes that +inf.
+    /// With ε near 1, which leaves no target, derivatives are differences p - 1 / V of probabilities that bf16 and f16 have
+    /// rounded before: use f32 there.
     pub label_smoothing: f32,
     /// λ in `λ lse²`, which is added to the loss of every token. Class weights do not apply to it.
     pub z_loss: f32,

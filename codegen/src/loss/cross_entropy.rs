@@ -63,8 +63,10 @@ impl CrossEntropyForm {
         if !self.softcap {
             return (z, None);
         }
-        let t = (z / g.uniform("softcap")).tanh();
-        (t * g.uniform("softcap"), Some(g.constant(1.0) - t * t))
+        let t = z / g.uniform("softcap");
+        // 1 - tanh² has no digit left where logits reach the cap; 4 q / (1 + q)² with q = e^(-2 |t|) has all of them.
+        let q = (t.magnitude() * -2.0).exp();
+        (t.tanh() * g.uniform("softcap"), Some(q * 4.0 / ((q + 1.0) * (q + 1.0))))
     }
 
     fn statistics(self) -> Result<Program, ProgramError> {
@@ -80,6 +82,9 @@ impl CrossEntropyForm {
         let rest = is_target.select(f32::NEG_INFINITY, y).exp_above(g.reference());
         g.row_output("rest", rest.sum());
         g.row_output("target_logit", is_target.select(y, 0.0).sum());
+        if let Some(slope) = slope {
+            g.row_output("target_slope", is_target.select(slope, 0.0).sum());
+        }
         if self.argmax {
             g.row_output("argmax", y.id_of_largest(g.column_id().float() + g.uniform("first_class")));
             g.row_output("largest", y.largest());
@@ -118,12 +123,7 @@ impl CrossEntropyForm {
         g.row_output("lse", softmax.dead.select(f32::NEG_INFINITY, softmax.lse));
 
         let (upstream, by_lse) = (g.row("upstream"), g.row("lse_upstream"));
-        let slope = if self.softcap {
-            let t = g.row("target_logit") / g.uniform("softcap");
-            g.constant(1.0) - t * t
-        } else {
-            g.constant(1.0)
-        };
+        let slope = if self.softcap { g.row("target_slope") } else { g.constant(1.0) };
         let others = upstream * (hard + soft) + by_lse;
         let at_target = upstream * (soft * softmax.p_target - hard * softmax.p_rest) + by_lse * softmax.p_target;
         g.row_output("a_factor", softmax.dead.select(0.0, scale * others / softmax.total));

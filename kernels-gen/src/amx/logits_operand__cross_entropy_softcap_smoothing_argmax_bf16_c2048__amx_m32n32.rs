@@ -214,24 +214,29 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         let saved = saved_block(args, panel, row);
         let w2 = inputs.uniform(0);
         let w5 = inputs.uniform(1);
-        let w14 = inputs.classes;
+        let w22 = inputs.classes;
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
         let e0 = if i + 0 < rows {
             let column = (args.first_column + row + i + 0) as i32;
             let logit = load(logits.add((i + 0) * PANEL + lane));
             let w0 = inputs.column(0, column);
             let w3 = inputs.column(1, column);
-            let w13 = column;
-            let w15 = scalar_ops::lt_i32(w13, w14);
+            let w21 = column;
+            let w23 = scalar_ops::lt_i32(w21, w22);
             let w1 = logit;
             let w4 = mul_add(w1, splat(w2), splat(w3));
             let w6 = div(w4, splat(w5));
-            let w7 = tanh(w6);
-            let w10 = mul(w7, w7);
-            let w11 = sub(splat(1.0f32), w10);
-            let w12 = mul(splat(w0), w11);
-            let w17 = if w15 { w12 } else { splat(0.0f32) };
-            w17
+            let w7 = neg(w6);
+            let w8 = maximum(w6, w7);
+            let w10 = mul(w8, splat(-2.0f32));
+            let w11 = exp(w10);
+            let w15 = mul(w11, splat(4.0f32));
+            let w17 = add(w11, splat(1.0f32));
+            let w18 = mul(w17, w17);
+            let w19 = div(w15, w18);
+            let w20 = mul(splat(w0), w19);
+            let w25 = if w23 { w20 } else { splat(0.0f32) };
+            w25
         } else {
             splat(0.0)
         };
@@ -241,17 +246,22 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
             let logit = load(logits.add((i + 1) * PANEL + lane));
             let w0 = inputs.column(0, column);
             let w3 = inputs.column(1, column);
-            let w13 = column;
-            let w15 = scalar_ops::lt_i32(w13, w14);
+            let w21 = column;
+            let w23 = scalar_ops::lt_i32(w21, w22);
             let w1 = logit;
             let w4 = mul_add(w1, splat(w2), splat(w3));
             let w6 = div(w4, splat(w5));
-            let w7 = tanh(w6);
-            let w10 = mul(w7, w7);
-            let w11 = sub(splat(1.0f32), w10);
-            let w12 = mul(splat(w0), w11);
-            let w17 = if w15 { w12 } else { splat(0.0f32) };
-            w17
+            let w7 = neg(w6);
+            let w8 = maximum(w6, w7);
+            let w10 = mul(w8, splat(-2.0f32));
+            let w11 = exp(w10);
+            let w15 = mul(w11, splat(4.0f32));
+            let w17 = add(w11, splat(1.0f32));
+            let w18 = mul(w17, w17);
+            let w19 = div(w15, w18);
+            let w20 = mul(splat(w0), w19);
+            let w25 = if w23 { w20 } else { splat(0.0f32) };
+            w25
         } else {
             splat(0.0)
         };

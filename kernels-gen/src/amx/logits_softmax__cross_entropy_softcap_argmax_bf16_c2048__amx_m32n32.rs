@@ -122,7 +122,7 @@ struct Softmax {
     next: usize,
     reference: V,
     /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-    parts: [V; 4],
+    parts: [V; 5],
 }
 
 impl Softmax {
@@ -132,7 +132,7 @@ impl Softmax {
     fn done() -> Softmax {
         let zero = splat(0.0);
         let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
-        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 4] }
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 5] }
     }
 
     #[inline]
@@ -182,24 +182,24 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
         let token = panel * PANEL + lane;
         let m1 = inputs.uniform(0);
         let m4 = inputs.uniform(1);
-        let m12 = inputs.classes;
-        let m16 = load_i32(inputs.targets.add(token));
+        let m20 = inputs.classes;
+        let m24 = load_i32(inputs.targets.add(token));
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
             let logit = load(logits.add(i * PANEL + lane));
             let m2 = inputs.column(0, column);
-            let m11 = column;
-            let m13 = scalar_ops::lt_i32(m11, m12);
+            let m19 = column;
+            let m21 = scalar_ops::lt_i32(m19, m20);
             let m0 = logit;
             let m3 = mul_add(m0, splat(m1), splat(m2));
             let m5 = div(m3, splat(m4));
-            let m6 = tanh(m5);
-            let m7 = mul(m6, splat(m4));
-            let m15 = if m13 { m7 } else { splat(f32::NEG_INFINITY) };
-            let m17 = eq_i32(splat_i32(m11), m16);
-            let m18 = select(m17, splat(f32::NEG_INFINITY), m15);
-            peak = larger(m18, peak);
+            let m11 = tanh(m5);
+            let m12 = mul(m11, splat(m4));
+            let m23 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+            let m25 = eq_i32(splat_i32(m19), m24);
+            let m26 = select(m25, splat(f32::NEG_INFINITY), m23);
+            peak = larger(m26, peak);
         }
         // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
@@ -214,8 +214,9 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
         }
         softmax.parts[0] = splat(0.0f32);
         softmax.parts[1] = splat(0.0f32);
-        softmax.parts[2] = splat(-1.0f32);
-        softmax.parts[3] = splat(f32::NEG_INFINITY);
+        softmax.parts[2] = splat(0.0f32);
+        softmax.parts[3] = splat(-1.0f32);
+        softmax.parts[4] = splat(f32::NEG_INFINITY);
     }
 }
 
@@ -233,41 +234,50 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         let saved = saved_block(args, panel, row);
         let w1 = inputs.uniform(0);
         let w4 = inputs.uniform(1);
-        let w12 = inputs.classes;
-        let w26 = inputs.uniform(2);
-        let w16 = load_i32(inputs.targets.add(token));
-        let w19 = reference;
+        let w20 = inputs.classes;
+        let w36 = inputs.uniform(2);
+        let w24 = load_i32(inputs.targets.add(token));
+        let w27 = reference;
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
         let mut part4 = softmax.parts[3];
+        let mut part5 = softmax.parts[4];
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
         let e0 = if i + 0 < rows {
             let column = (args.first_column + row + i + 0) as i32;
             let logit = load(logits.add((i + 0) * PANEL + lane));
             let w2 = inputs.column(0, column);
-            let w11 = column;
-            let w13 = scalar_ops::lt_i32(w11, w12);
-            let w25 = scalar_ops::float(w11);
-            let w27 = scalar_ops::add(w25, w26);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
+            let w35 = scalar_ops::float(w19);
+            let w37 = scalar_ops::add(w35, w36);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
-            let w6 = tanh(w5);
-            let w7 = mul(w6, splat(w4));
-            let w9 = mul(w6, w6);
-            let w10 = sub(splat(1.0f32), w9);
-            let w15 = if w13 { w7 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w11), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w23 = select(w17, w15, splat(0.0f32));
-            let w30 = mul(w20, w10);
-            part1 = add(part1, w20);
-            part2 = add(part2, w23);
-            part3 = select(lt(part4, w15), splat(w27), part3);
-            part4 = maximum(part4, w15);
-            w30
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w33 = select(w25, w18, splat(0.0f32));
+            let w40 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w33);
+            part4 = select(lt(part5, w23), splat(w37), part4);
+            part5 = maximum(part5, w23);
+            w40
         } else {
             splat(0.0)
         };
@@ -276,28 +286,36 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
             let column = (args.first_column + row + i + 1) as i32;
             let logit = load(logits.add((i + 1) * PANEL + lane));
             let w2 = inputs.column(0, column);
-            let w11 = column;
-            let w13 = scalar_ops::lt_i32(w11, w12);
-            let w25 = scalar_ops::float(w11);
-            let w27 = scalar_ops::add(w25, w26);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
+            let w35 = scalar_ops::float(w19);
+            let w37 = scalar_ops::add(w35, w36);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
-            let w6 = tanh(w5);
-            let w7 = mul(w6, splat(w4));
-            let w9 = mul(w6, w6);
-            let w10 = sub(splat(1.0f32), w9);
-            let w15 = if w13 { w7 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w11), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w23 = select(w17, w15, splat(0.0f32));
-            let w30 = mul(w20, w10);
-            part1 = add(part1, w20);
-            part2 = add(part2, w23);
-            part3 = select(lt(part4, w15), splat(w27), part3);
-            part4 = maximum(part4, w15);
-            w30
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w33 = select(w25, w18, splat(0.0f32));
+            let w40 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w33);
+            part4 = select(lt(part5, w23), splat(w37), part4);
+            part5 = maximum(part5, w23);
+            w40
         } else {
             splat(0.0)
         };
@@ -313,6 +331,7 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         softmax.parts[1] = part2;
         softmax.parts[2] = part3;
         softmax.parts[3] = part4;
+        softmax.parts[4] = part5;
         let _ = (reference, token);
     }
 }
@@ -328,15 +347,18 @@ unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
         let part2 = softmax.parts[1];
         let part3 = softmax.parts[2];
         let part4 = softmax.parts[3];
+        let part5 = softmax.parts[4];
         let total = state(1);
         store(total, add(load(total), part1));
         let total = state(2);
         store(total, add(load(total), part2));
         let total = state(3);
-        let larger = lt(load(state(4)), part4);
-        store(total, select(larger, part3, load(total)));
+        store(total, add(load(total), part3));
         let total = state(4);
-        store(total, maximum(load(total), part4));
+        let larger = lt(load(state(5)), part5);
+        store(total, select(larger, part4, load(total)));
+        let total = state(5);
+        store(total, maximum(load(total), part5));
         let _ = (state, softmax.parts);
     }
 }
@@ -455,14 +477,14 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 2048,
     loss: "cross_entropy_softcap_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        statistics: &["rest", "target_logit", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &["logit_scale", "softcap", "first_class"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale", "softcap", "first_class"],
         rows: &[],
         columns: &["bias"],
-        outputs: &["rest", "target_logit", "argmax", "largest"],
+        outputs: &["rest", "target_logit", "target_slope", "argmax", "largest"],
         column_gradients: &[],
         shared: false,
     },

@@ -122,7 +122,7 @@ struct Softmax {
     next: usize,
     reference: V,
     /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-    parts: [V; 2],
+    parts: [V; 3],
 }
 
 impl Softmax {
@@ -132,7 +132,7 @@ impl Softmax {
     fn done() -> Softmax {
         let zero = splat(0.0);
         let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
-        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 2] }
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 3] }
     }
 
     #[inline]
@@ -182,24 +182,24 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
         let token = panel * PANEL + lane;
         let m1 = inputs.uniform(0);
         let m4 = inputs.uniform(1);
-        let m12 = inputs.classes;
-        let m16 = load_i32(inputs.targets.add(token));
+        let m20 = inputs.classes;
+        let m24 = load_i32(inputs.targets.add(token));
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
             let logit = load(logits.add(i * PANEL + lane));
             let m2 = inputs.column(0, column);
-            let m11 = column;
-            let m13 = scalar_ops::lt_i32(m11, m12);
+            let m19 = column;
+            let m21 = scalar_ops::lt_i32(m19, m20);
             let m0 = logit;
             let m3 = mul_add(m0, splat(m1), splat(m2));
             let m5 = div(m3, splat(m4));
-            let m6 = tanh(m5);
-            let m7 = mul(m6, splat(m4));
-            let m15 = if m13 { m7 } else { splat(f32::NEG_INFINITY) };
-            let m17 = eq_i32(splat_i32(m11), m16);
-            let m18 = select(m17, splat(f32::NEG_INFINITY), m15);
-            peak = larger(m18, peak);
+            let m11 = tanh(m5);
+            let m12 = mul(m11, splat(m4));
+            let m23 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+            let m25 = eq_i32(splat_i32(m19), m24);
+            let m26 = select(m25, splat(f32::NEG_INFINITY), m23);
+            peak = larger(m26, peak);
         }
         // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
@@ -214,6 +214,7 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
         }
         softmax.parts[0] = splat(0.0f32);
         softmax.parts[1] = splat(0.0f32);
+        softmax.parts[2] = splat(0.0f32);
     }
 }
 
@@ -231,34 +232,43 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         let saved = saved_block(args, panel, row);
         let w1 = inputs.uniform(0);
         let w4 = inputs.uniform(1);
-        let w12 = inputs.classes;
-        let w16 = load_i32(inputs.targets.add(token));
-        let w19 = reference;
+        let w20 = inputs.classes;
+        let w24 = load_i32(inputs.targets.add(token));
+        let w27 = reference;
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
+        let mut part3 = softmax.parts[2];
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
         let e0 = if i + 0 < rows {
             let column = (args.first_column + row + i + 0) as i32;
             let logit = load(logits.add((i + 0) * PANEL + lane));
             let w2 = inputs.column(0, column);
-            let w11 = column;
-            let w13 = scalar_ops::lt_i32(w11, w12);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
-            let w6 = tanh(w5);
-            let w7 = mul(w6, splat(w4));
-            let w9 = mul(w6, w6);
-            let w10 = sub(splat(1.0f32), w9);
-            let w15 = if w13 { w7 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w11), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w23 = select(w17, w15, splat(0.0f32));
-            let w25 = mul(w20, w10);
-            part1 = add(part1, w20);
-            part2 = add(part2, w23);
-            w25
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w33 = select(w25, w18, splat(0.0f32));
+            let w35 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w33);
+            w35
         } else {
             splat(0.0)
         };
@@ -267,24 +277,32 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
             let column = (args.first_column + row + i + 1) as i32;
             let logit = load(logits.add((i + 1) * PANEL + lane));
             let w2 = inputs.column(0, column);
-            let w11 = column;
-            let w13 = scalar_ops::lt_i32(w11, w12);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
-            let w6 = tanh(w5);
-            let w7 = mul(w6, splat(w4));
-            let w9 = mul(w6, w6);
-            let w10 = sub(splat(1.0f32), w9);
-            let w15 = if w13 { w7 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w11), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w23 = select(w17, w15, splat(0.0f32));
-            let w25 = mul(w20, w10);
-            part1 = add(part1, w20);
-            part2 = add(part2, w23);
-            w25
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w33 = select(w25, w18, splat(0.0f32));
+            let w35 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w33);
+            w35
         } else {
             splat(0.0)
         };
@@ -298,6 +316,7 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         }
         softmax.parts[0] = part1;
         softmax.parts[1] = part2;
+        softmax.parts[2] = part3;
         let _ = (reference, token);
     }
 }
@@ -311,10 +330,13 @@ unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
         let state = |index: usize| (*args.state.add(index)).add(softmax.panel * PANEL + softmax.lane);
         let part1 = softmax.parts[0];
         let part2 = softmax.parts[1];
+        let part3 = softmax.parts[2];
         let total = state(1);
         store(total, add(load(total), part1));
         let total = state(2);
         store(total, add(load(total), part2));
+        let total = state(3);
+        store(total, add(load(total), part3));
         let _ = (state, softmax.parts);
     }
 }
@@ -433,14 +455,14 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 512,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32],
+        statistics: &["rest", "target_logit", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale", "softcap"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale", "softcap"],
         rows: &[],
         columns: &["bias"],
-        outputs: &["rest", "target_logit"],
+        outputs: &["rest", "target_logit", "target_slope"],
         column_gradients: &[],
         shared: false,
     },

@@ -122,7 +122,7 @@ struct Softmax {
     next: usize,
     reference: V,
     /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-    parts: [V; 3],
+    parts: [V; 4],
 }
 
 impl Softmax {
@@ -132,7 +132,7 @@ impl Softmax {
     fn done() -> Softmax {
         let zero = splat(0.0);
         let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
-        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 3] }
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 4] }
     }
 
     #[inline]
@@ -182,24 +182,24 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
         let token = panel * PANEL + lane;
         let m1 = inputs.uniform(0);
         let m4 = inputs.uniform(1);
-        let m12 = inputs.classes;
-        let m21 = load_i32(inputs.targets.add(token));
+        let m20 = inputs.classes;
+        let m29 = load_i32(inputs.targets.add(token));
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
             let logit = load(logits.add(i * PANEL + lane));
             let m2 = inputs.column(0, column);
-            let m11 = column;
-            let m13 = scalar_ops::lt_i32(m11, m12);
+            let m19 = column;
+            let m21 = scalar_ops::lt_i32(m19, m20);
             let m0 = logit;
             let m3 = mul_add(m0, splat(m1), splat(m2));
             let m5 = div(m3, splat(m4));
-            let m6 = tanh(m5);
-            let m7 = mul(m6, splat(m4));
-            let m20 = if m13 { m7 } else { splat(f32::NEG_INFINITY) };
-            let m22 = eq_i32(splat_i32(m11), m21);
-            let m23 = select(m22, splat(f32::NEG_INFINITY), m20);
-            peak = larger(m23, peak);
+            let m11 = tanh(m5);
+            let m12 = mul(m11, splat(m4));
+            let m28 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+            let m30 = eq_i32(splat_i32(m19), m29);
+            let m31 = select(m30, splat(f32::NEG_INFINITY), m28);
+            peak = larger(m31, peak);
         }
         // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
@@ -215,6 +215,7 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
         softmax.parts[0] = splat(0.0f32);
         softmax.parts[1] = splat(0.0f32);
         softmax.parts[2] = splat(0.0f32);
+        softmax.parts[3] = splat(0.0f32);
     }
 }
 
@@ -232,39 +233,48 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         let saved = saved_block(args, panel, row);
         let w1 = inputs.uniform(0);
         let w4 = inputs.uniform(1);
-        let w12 = inputs.classes;
-        let w21 = load_i32(inputs.targets.add(token));
-        let w24 = reference;
+        let w20 = inputs.classes;
+        let w29 = load_i32(inputs.targets.add(token));
+        let w32 = reference;
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
+        let mut part4 = softmax.parts[3];
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
         let e0 = if i + 0 < rows {
             let column = (args.first_column + row + i + 0) as i32;
             let logit = load(logits.add((i + 0) * PANEL + lane));
             let w2 = inputs.column(0, column);
-            let w11 = column;
-            let w13 = scalar_ops::lt_i32(w11, w12);
-            let w14 = inputs.column(1, column);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
+            let w22 = inputs.column(1, column);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
-            let w6 = tanh(w5);
-            let w7 = mul(w6, splat(w4));
-            let w9 = mul(w6, w6);
-            let w10 = sub(splat(1.0f32), w9);
-            let w15 = mul(splat(w14), w7);
-            let w17 = if w13 { w15 } else { splat(0.0f32) };
-            let w20 = if w13 { w7 } else { splat(f32::NEG_INFINITY) };
-            let w22 = eq_i32(splat_i32(w11), w21);
-            let w23 = select(w22, splat(f32::NEG_INFINITY), w20);
-            let w25 = exp_above(w23, w24);
-            let w27 = select(w22, w20, splat(0.0f32));
-            let w29 = mul(w25, w10);
-            part1 = add(part1, w17);
-            part2 = add(part2, w25);
-            part3 = add(part3, w27);
-            w29
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = mul(splat(w22), w12);
+            let w25 = if w21 { w23 } else { splat(0.0f32) };
+            let w28 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w30 = eq_i32(splat_i32(w19), w29);
+            let w31 = select(w30, splat(f32::NEG_INFINITY), w28);
+            let w33 = exp_above(w31, w32);
+            let w35 = select(w30, w28, splat(0.0f32));
+            let w37 = select(w30, w18, splat(0.0f32));
+            let w39 = mul(w33, w18);
+            part1 = add(part1, w25);
+            part2 = add(part2, w33);
+            part3 = add(part3, w35);
+            part4 = add(part4, w37);
+            w39
         } else {
             splat(0.0)
         };
@@ -273,28 +283,36 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
             let column = (args.first_column + row + i + 1) as i32;
             let logit = load(logits.add((i + 1) * PANEL + lane));
             let w2 = inputs.column(0, column);
-            let w11 = column;
-            let w13 = scalar_ops::lt_i32(w11, w12);
-            let w14 = inputs.column(1, column);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
+            let w22 = inputs.column(1, column);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
-            let w6 = tanh(w5);
-            let w7 = mul(w6, splat(w4));
-            let w9 = mul(w6, w6);
-            let w10 = sub(splat(1.0f32), w9);
-            let w15 = mul(splat(w14), w7);
-            let w17 = if w13 { w15 } else { splat(0.0f32) };
-            let w20 = if w13 { w7 } else { splat(f32::NEG_INFINITY) };
-            let w22 = eq_i32(splat_i32(w11), w21);
-            let w23 = select(w22, splat(f32::NEG_INFINITY), w20);
-            let w25 = exp_above(w23, w24);
-            let w27 = select(w22, w20, splat(0.0f32));
-            let w29 = mul(w25, w10);
-            part1 = add(part1, w17);
-            part2 = add(part2, w25);
-            part3 = add(part3, w27);
-            w29
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = mul(splat(w22), w12);
+            let w25 = if w21 { w23 } else { splat(0.0f32) };
+            let w28 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w30 = eq_i32(splat_i32(w19), w29);
+            let w31 = select(w30, splat(f32::NEG_INFINITY), w28);
+            let w33 = exp_above(w31, w32);
+            let w35 = select(w30, w28, splat(0.0f32));
+            let w37 = select(w30, w18, splat(0.0f32));
+            let w39 = mul(w33, w18);
+            part1 = add(part1, w25);
+            part2 = add(part2, w33);
+            part3 = add(part3, w35);
+            part4 = add(part4, w37);
+            w39
         } else {
             splat(0.0)
         };
@@ -309,6 +327,7 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         softmax.parts[0] = part1;
         softmax.parts[1] = part2;
         softmax.parts[2] = part3;
+        softmax.parts[3] = part4;
         let _ = (reference, token);
     }
 }
@@ -323,12 +342,15 @@ unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
         let part1 = softmax.parts[0];
         let part2 = softmax.parts[1];
         let part3 = softmax.parts[2];
+        let part4 = softmax.parts[3];
         let total = state(1);
         store(total, add(load(total), part1));
         let total = state(2);
         store(total, add(load(total), part2));
         let total = state(3);
         store(total, add(load(total), part3));
+        let total = state(4);
+        store(total, add(load(total), part4));
         let _ = (state, softmax.parts);
     }
 }
@@ -447,14 +469,14 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 2048,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32, 0.0f32],
+        statistics: &["weighted_logits", "rest", "target_logit", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale", "softcap"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale", "softcap"],
         rows: &[],
         columns: &["bias", "class_weight"],
-        outputs: &["weighted_logits", "rest", "target_logit"],
+        outputs: &["weighted_logits", "rest", "target_logit", "target_slope"],
         column_gradients: &[],
         shared: false,
     },

@@ -111,7 +111,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             }
             let w2 = inputs.uniform(0);
             let w5 = inputs.uniform(1);
-            let w14 = inputs.classes;
+            let w22 = inputs.classes;
             // Partial results of 64 columns keep the rounding error of long sums small.
             for start in (0..args.columns).step_by(64) {
                 for row in start..args.columns.min(start + 64) {
@@ -119,17 +119,22 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                     let logit = load(tile.add(row * PANEL + lane));
                     let w0 = inputs.column(0, column);
                     let w3 = inputs.column(1, column);
-                    let w13 = column;
-                    let w15 = scalar_ops::lt_i32(w13, w14);
+                    let w21 = column;
+                    let w23 = scalar_ops::lt_i32(w21, w22);
                     let w1 = logit;
                     let w4 = mul_add(w1, splat(w2), splat(w3));
                     let w6 = div(w4, splat(w5));
-                    let w7 = tanh(w6);
-                    let w10 = mul(w7, w7);
-                    let w11 = sub(splat(1.0f32), w10);
-                    let w12 = mul(splat(w0), w11);
-                    let w17 = if w15 { w12 } else { splat(0.0f32) };
-                    let stored = w17;
+                    let w7 = neg(w6);
+                    let w8 = maximum(w6, w7);
+                    let w10 = mul(w8, splat(-2.0f32));
+                    let w11 = exp(w10);
+                    let w15 = mul(w11, splat(4.0f32));
+                    let w17 = add(w11, splat(1.0f32));
+                    let w18 = mul(w17, w17);
+                    let w19 = div(w15, w18);
+                    let w20 = mul(splat(w0), w19);
+                    let w25 = if w23 { w20 } else { splat(0.0f32) };
+                    let stored = w25;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
                         store_f32(args.saved.cast::<f32>().add((panel * CHUNK + row) * PANEL + lane), stored);

@@ -92,26 +92,26 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
         let state = |index: usize, token: usize| (*args.state.add(index)).add(token);
         let m1 = inputs.uniform(0);
         let m4 = inputs.uniform(1);
-        let m12 = inputs.classes;
+        let m20 = inputs.classes;
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let m16 = load_i32(inputs.targets.add(token));
+            let m24 = load_i32(inputs.targets.add(token));
             let mut peak = splat(f32::NEG_INFINITY);
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
                 let logit = load(tile.add(row * PANEL + lane));
                 let m2 = inputs.column(0, column);
-                let m11 = column;
-                let m13 = scalar_ops::lt_i32(m11, m12);
+                let m19 = column;
+                let m21 = scalar_ops::lt_i32(m19, m20);
                 let m0 = logit;
                 let m3 = mul_add(m0, splat(m1), splat(m2));
                 let m5 = div(m3, splat(m4));
-                let m6 = tanh(m5);
-                let m7 = mul(m6, splat(m4));
-                let m15 = if m13 { m7 } else { splat(f32::NEG_INFINITY) };
-                let m17 = eq_i32(splat_i32(m11), m16);
-                let m18 = select(m17, splat(f32::NEG_INFINITY), m15);
-                peak = larger(m18, peak);
+                let m11 = tanh(m5);
+                let m12 = mul(m11, splat(m4));
+                let m23 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+                let m25 = eq_i32(splat_i32(m19), m24);
+                let m26 = select(m25, splat(f32::NEG_INFINITY), m23);
+                peak = larger(m26, peak);
             }
             // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
@@ -126,37 +126,47 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             }
             let w1 = inputs.uniform(0);
             let w4 = inputs.uniform(1);
-            let w12 = inputs.classes;
-            let w16 = load_i32(inputs.targets.add(token));
-            let w19 = reference;
+            let w20 = inputs.classes;
+            let w24 = load_i32(inputs.targets.add(token));
+            let w27 = reference;
             let mut total1 = load(state(1, token));
             let mut total2 = load(state(2, token));
+            let mut total3 = load(state(3, token));
             // Partial results of 64 columns keep the rounding error of long sums small.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
                 let mut part2 = splat(0.0f32);
+                let mut part3 = splat(0.0f32);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
                     let w2 = inputs.column(0, column);
-                    let w11 = column;
-                    let w13 = scalar_ops::lt_i32(w11, w12);
+                    let w19 = column;
+                    let w21 = scalar_ops::lt_i32(w19, w20);
                     let w0 = logit;
                     let w3 = mul_add(w0, splat(w1), splat(w2));
                     let w5 = div(w3, splat(w4));
-                    let w6 = tanh(w5);
-                    let w7 = mul(w6, splat(w4));
-                    let w9 = mul(w6, w6);
-                    let w10 = sub(splat(1.0f32), w9);
-                    let w15 = if w13 { w7 } else { splat(f32::NEG_INFINITY) };
-                    let w17 = eq_i32(splat_i32(w11), w16);
-                    let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-                    let w20 = exp_above(w18, w19);
-                    let w23 = select(w17, w15, splat(0.0f32));
-                    let w25 = mul(w20, w10);
-                    part1 = add(part1, w20);
-                    part2 = add(part2, w23);
-                    let stored = w25;
+                    let w6 = neg(w5);
+                    let w7 = maximum(w5, w6);
+                    let w9 = mul(w7, splat(-2.0f32));
+                    let w10 = exp(w9);
+                    let w11 = tanh(w5);
+                    let w12 = mul(w11, splat(w4));
+                    let w14 = mul(w10, splat(4.0f32));
+                    let w16 = add(w10, splat(1.0f32));
+                    let w17 = mul(w16, w16);
+                    let w18 = div(w14, w17);
+                    let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+                    let w25 = eq_i32(splat_i32(w19), w24);
+                    let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+                    let w28 = exp_above(w26, w27);
+                    let w31 = select(w25, w23, splat(0.0f32));
+                    let w33 = select(w25, w18, splat(0.0f32));
+                    let w35 = mul(w28, w18);
+                    part1 = add(part1, w28);
+                    part2 = add(part2, w31);
+                    part3 = add(part3, w33);
+                    let stored = w35;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
                         store_f32(args.saved.cast::<f32>().add((panel * CHUNK + row) * PANEL + lane), stored);
@@ -164,9 +174,11 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                 }
                 total1 = add(total1, part1);
                 total2 = add(total2, part2);
+                total3 = add(total3, part3);
             }
             store(state(1, token), total1);
             store(state(2, token), total2);
+            store(state(3, token), total3);
             clear_rows(tile.add(lane), args.columns);
         }
     }
@@ -233,14 +245,14 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 2048,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32],
+        statistics: &["rest", "target_logit", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale", "softcap"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale", "softcap"],
         rows: &[],
         columns: &["bias"],
-        outputs: &["rest", "target_logit"],
+        outputs: &["rest", "target_logit", "target_slope"],
         column_gradients: &[],
         shared: false,
     },

@@ -23,12 +23,14 @@ unsafe fn kernel(args: &Merge) {
             let (value, other) = (state(2), other_state(2));
             *value += other;
             let (value, other) = (state(3), other_state(3));
+            *value += other;
+            let (value, other) = (state(4), other_state(4));
             // Of equal values the first counts.
-            let (best, rival) = (*state(4), other_state(4));
+            let (best, rival) = (*state(5), other_state(5));
             if rival > best || rival == best && other < *value {
                 *value = other;
             }
-            let (value, other) = (state(4), other_state(4));
+            let (value, other) = (state(5), other_state(5));
             *value = scalar_ops::maximum(*value, other);
             if !args.a.is_null() {
                 let a = args.a.add(token * args.a_stride);
@@ -51,8 +53,8 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        statistics: &["rest", "target_logit", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -104,15 +104,15 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
         let (outer, inputs) = (inputs, statistics_inputs);
         let s1 = inputs.uniform(0);
         let s4 = inputs.uniform(1);
-        let s12 = inputs.classes;
+        let s20 = inputs.classes;
         let inputs = outer;
         let g11 = inputs.uniform(0);
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
             let reference = load(args.reference.add(token));
             let inputs = statistics_inputs;
-            let s16 = load_i32(inputs.targets.add(token));
-            let s19 = reference;
+            let s24 = load_i32(inputs.targets.add(token));
+            let s27 = reference;
             let inputs = outer;
             let g1 = load_i32(inputs.targets.add(token));
             let g3 = load(inputs.row(0, token));
@@ -124,22 +124,28 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                 let stored = {
                     let inputs = statistics_inputs;
                     let s2 = inputs.column(0, column);
-                    let s11 = column;
-                    let s13 = scalar_ops::lt_i32(s11, s12);
+                    let s19 = column;
+                    let s21 = scalar_ops::lt_i32(s19, s20);
                     let s0 = logit;
                     let s3 = mul_add(s0, splat(s1), splat(s2));
                     let s5 = div(s3, splat(s4));
-                    let s6 = tanh(s5);
-                    let s7 = mul(s6, splat(s4));
-                    let s9 = mul(s6, s6);
-                    let s10 = sub(splat(1.0f32), s9);
-                    let s15 = if s13 { s7 } else { splat(f32::NEG_INFINITY) };
-                    let s17 = eq_i32(splat_i32(s11), s16);
-                    let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
-                    let s20 = exp_above(s18, s19);
-                    let s25 = mul(s20, s10);
+                    let s6 = neg(s5);
+                    let s7 = maximum(s5, s6);
+                    let s9 = mul(s7, splat(-2.0f32));
+                    let s10 = exp(s9);
+                    let s11 = tanh(s5);
+                    let s12 = mul(s11, splat(s4));
+                    let s14 = mul(s10, splat(4.0f32));
+                    let s16 = add(s10, splat(1.0f32));
+                    let s17 = mul(s16, s16);
+                    let s18 = div(s14, s17);
+                    let s23 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                    let s25 = eq_i32(splat_i32(s19), s24);
+                    let s26 = select(s25, splat(f32::NEG_INFINITY), s23);
+                    let s28 = exp_above(s26, s27);
+                    let s35 = mul(s28, s18);
                     let _ = inputs;
-                    s25
+                    s35
                 };
                 let g0 = column;
                 let g2 = eq_i32(splat_i32(g0), g1);
@@ -169,8 +175,8 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32],
+        statistics: &["rest", "target_logit", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale", "softcap"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

@@ -92,26 +92,26 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
         let state = |index: usize, token: usize| (*args.state.add(index)).add(token);
         let m1 = inputs.uniform(0);
         let m4 = inputs.uniform(1);
-        let m12 = inputs.classes;
+        let m20 = inputs.classes;
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let m21 = load_i32(inputs.targets.add(token));
+            let m29 = load_i32(inputs.targets.add(token));
             let mut peak = splat(f32::NEG_INFINITY);
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
                 let logit = load(tile.add(row * PANEL + lane));
                 let m2 = inputs.column(0, column);
-                let m11 = column;
-                let m13 = scalar_ops::lt_i32(m11, m12);
+                let m19 = column;
+                let m21 = scalar_ops::lt_i32(m19, m20);
                 let m0 = logit;
                 let m3 = mul_add(m0, splat(m1), splat(m2));
                 let m5 = div(m3, splat(m4));
-                let m6 = tanh(m5);
-                let m7 = mul(m6, splat(m4));
-                let m20 = if m13 { m7 } else { splat(f32::NEG_INFINITY) };
-                let m22 = eq_i32(splat_i32(m11), m21);
-                let m23 = select(m22, splat(f32::NEG_INFINITY), m20);
-                peak = larger(m23, peak);
+                let m11 = tanh(m5);
+                let m12 = mul(m11, splat(m4));
+                let m28 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+                let m30 = eq_i32(splat_i32(m19), m29);
+                let m31 = select(m30, splat(f32::NEG_INFINITY), m28);
+                peak = larger(m31, peak);
             }
             // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
@@ -126,52 +126,62 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             }
             let w1 = inputs.uniform(0);
             let w4 = inputs.uniform(1);
-            let w12 = inputs.classes;
-            let w30 = inputs.uniform(2);
-            let w21 = load_i32(inputs.targets.add(token));
-            let w24 = reference;
+            let w20 = inputs.classes;
+            let w40 = inputs.uniform(2);
+            let w29 = load_i32(inputs.targets.add(token));
+            let w32 = reference;
             let mut total1 = load(state(1, token));
             let mut total2 = load(state(2, token));
             let mut total3 = load(state(3, token));
             let mut total4 = load(state(4, token));
             let mut total5 = load(state(5, token));
+            let mut total6 = load(state(6, token));
             // Partial results of 64 columns keep the rounding error of long sums small.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
                 let mut part2 = splat(0.0f32);
                 let mut part3 = splat(0.0f32);
-                let mut part4 = splat(-1.0f32);
-                let mut part5 = splat(f32::NEG_INFINITY);
+                let mut part4 = splat(0.0f32);
+                let mut part5 = splat(-1.0f32);
+                let mut part6 = splat(f32::NEG_INFINITY);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
                     let w2 = inputs.column(0, column);
-                    let w11 = column;
-                    let w13 = scalar_ops::lt_i32(w11, w12);
-                    let w14 = inputs.column(1, column);
-                    let w29 = scalar_ops::float(w11);
-                    let w31 = scalar_ops::add(w29, w30);
+                    let w19 = column;
+                    let w21 = scalar_ops::lt_i32(w19, w20);
+                    let w22 = inputs.column(1, column);
+                    let w39 = scalar_ops::float(w19);
+                    let w41 = scalar_ops::add(w39, w40);
                     let w0 = logit;
                     let w3 = mul_add(w0, splat(w1), splat(w2));
                     let w5 = div(w3, splat(w4));
-                    let w6 = tanh(w5);
-                    let w7 = mul(w6, splat(w4));
-                    let w9 = mul(w6, w6);
-                    let w10 = sub(splat(1.0f32), w9);
-                    let w15 = mul(splat(w14), w7);
-                    let w17 = if w13 { w15 } else { splat(0.0f32) };
-                    let w20 = if w13 { w7 } else { splat(f32::NEG_INFINITY) };
-                    let w22 = eq_i32(splat_i32(w11), w21);
-                    let w23 = select(w22, splat(f32::NEG_INFINITY), w20);
-                    let w25 = exp_above(w23, w24);
-                    let w27 = select(w22, w20, splat(0.0f32));
-                    let w34 = mul(w25, w10);
-                    part1 = add(part1, w17);
-                    part2 = add(part2, w25);
-                    part3 = add(part3, w27);
-                    part4 = select(lt(part5, w20), splat(w31), part4);
-                    part5 = maximum(part5, w20);
-                    let stored = w34;
+                    let w6 = neg(w5);
+                    let w7 = maximum(w5, w6);
+                    let w9 = mul(w7, splat(-2.0f32));
+                    let w10 = exp(w9);
+                    let w11 = tanh(w5);
+                    let w12 = mul(w11, splat(w4));
+                    let w14 = mul(w10, splat(4.0f32));
+                    let w16 = add(w10, splat(1.0f32));
+                    let w17 = mul(w16, w16);
+                    let w18 = div(w14, w17);
+                    let w23 = mul(splat(w22), w12);
+                    let w25 = if w21 { w23 } else { splat(0.0f32) };
+                    let w28 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+                    let w30 = eq_i32(splat_i32(w19), w29);
+                    let w31 = select(w30, splat(f32::NEG_INFINITY), w28);
+                    let w33 = exp_above(w31, w32);
+                    let w35 = select(w30, w28, splat(0.0f32));
+                    let w37 = select(w30, w18, splat(0.0f32));
+                    let w44 = mul(w33, w18);
+                    part1 = add(part1, w25);
+                    part2 = add(part2, w33);
+                    part3 = add(part3, w35);
+                    part4 = add(part4, w37);
+                    part5 = select(lt(part6, w28), splat(w41), part5);
+                    part6 = maximum(part6, w28);
+                    let stored = w44;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
                         store_bf16(args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane), stored);
@@ -180,14 +190,16 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                 total1 = add(total1, part1);
                 total2 = add(total2, part2);
                 total3 = add(total3, part3);
-                total4 = select(lt(total5, part5), part4, total4);
-                total5 = maximum(total5, part5);
+                total4 = add(total4, part4);
+                total5 = select(lt(total6, part6), part5, total5);
+                total6 = maximum(total6, part6);
             }
             store(state(1, token), total1);
             store(state(2, token), total2);
             store(state(3, token), total3);
             store(state(4, token), total4);
             store(state(5, token), total5);
+            store(state(6, token), total6);
             clear_rows(tile.add(lane), args.columns);
         }
     }
@@ -254,14 +266,14 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 512,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        statistics: &["weighted_logits", "rest", "target_logit", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &["logit_scale", "softcap", "first_class"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale", "softcap", "first_class"],
         rows: &[],
         columns: &["bias", "class_weight"],
-        outputs: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
+        outputs: &["weighted_logits", "rest", "target_logit", "target_slope", "argmax", "largest"],
         column_gradients: &[],
         shared: false,
     },

@@ -104,50 +104,56 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
         let (outer, inputs) = (inputs, statistics_inputs);
         let s1 = inputs.uniform(0);
         let s4 = inputs.uniform(1);
-        let s12 = inputs.classes;
+        let s20 = inputs.classes;
         let inputs = outer;
         let g11 = inputs.uniform(0);
         let g14 = inputs.uniform(1);
-        let g22 = inputs.classes;
+        let g30 = inputs.classes;
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
             let reference = load(args.reference.add(token));
             let inputs = statistics_inputs;
-            let s21 = load_i32(inputs.targets.add(token));
-            let s24 = reference;
+            let s29 = load_i32(inputs.targets.add(token));
+            let s32 = reference;
             let inputs = outer;
             let g1 = load_i32(inputs.targets.add(token));
             let g3 = load(inputs.row(0, token));
             let g7 = load(inputs.row(1, token));
-            let g25 = load(inputs.row(2, token));
-            let g27 = load(inputs.row(3, token));
+            let g33 = load(inputs.row(2, token));
+            let g35 = load(inputs.row(3, token));
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
                 let logit = load(from.add(row * PANEL + lane));
                 let stored = {
                     let inputs = statistics_inputs;
                     let s2 = inputs.column(0, column);
-                    let s11 = column;
-                    let s13 = scalar_ops::lt_i32(s11, s12);
+                    let s19 = column;
+                    let s21 = scalar_ops::lt_i32(s19, s20);
                     let s0 = logit;
                     let s3 = mul_add(s0, splat(s1), splat(s2));
                     let s5 = div(s3, splat(s4));
-                    let s6 = tanh(s5);
-                    let s7 = mul(s6, splat(s4));
-                    let s9 = mul(s6, s6);
-                    let s10 = sub(splat(1.0f32), s9);
-                    let s20 = if s13 { s7 } else { splat(f32::NEG_INFINITY) };
-                    let s22 = eq_i32(splat_i32(s11), s21);
-                    let s23 = select(s22, splat(f32::NEG_INFINITY), s20);
-                    let s25 = exp_above(s23, s24);
-                    let s34 = mul(s25, s10);
+                    let s6 = neg(s5);
+                    let s7 = maximum(s5, s6);
+                    let s9 = mul(s7, splat(-2.0f32));
+                    let s10 = exp(s9);
+                    let s11 = tanh(s5);
+                    let s12 = mul(s11, splat(s4));
+                    let s14 = mul(s10, splat(4.0f32));
+                    let s16 = add(s10, splat(1.0f32));
+                    let s17 = mul(s16, s16);
+                    let s18 = div(s14, s17);
+                    let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                    let s30 = eq_i32(splat_i32(s19), s29);
+                    let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
+                    let s33 = exp_above(s31, s32);
+                    let s44 = mul(s33, s18);
                     let _ = inputs;
-                    s34
+                    s44
                 };
                 let g0 = column;
                 let g9 = inputs.column(0, column);
                 let g12 = inputs.column(1, column);
-                let g23 = scalar_ops::lt_i32(g0, g22);
+                let g31 = scalar_ops::lt_i32(g0, g30);
                 let g2 = eq_i32(splat_i32(g0), g1);
                 let g5 = select(g2, g3, splat(0.0f32));
                 let g6 = stored;
@@ -155,19 +161,24 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                 let g10 = logit;
                 let g13 = mul_add(g10, splat(g11), splat(g12));
                 let g15 = div(g13, splat(g14));
-                let g16 = tanh(g15);
-                let g19 = mul(g16, g16);
-                let g20 = sub(splat(1.0f32), g19);
-                let g21 = mul(splat(g9), g20);
-                let g24 = if g23 { g21 } else { splat(0.0f32) };
-                let g26 = mul_add(g24, g25, g8);
-                let g28 = mul(g26, g27);
-                let g29 = div(g28, splat(g11));
+                let g16 = neg(g15);
+                let g17 = maximum(g15, g16);
+                let g19 = mul(g17, splat(-2.0f32));
+                let g20 = exp(g19);
+                let g24 = mul(g20, splat(4.0f32));
+                let g26 = add(g20, splat(1.0f32));
+                let g27 = mul(g26, g26);
+                let g28 = div(g24, g27);
+                let g29 = mul(splat(g9), g28);
+                let g32 = if g31 { g29 } else { splat(0.0f32) };
+                let g34 = mul_add(g32, g33, g8);
+                let g36 = mul(g34, g35);
+                let g37 = div(g36, splat(g11));
                 let _ = (stored, logit);
-                store(q.add(row * PANEL + lane), g28);
+                store(q.add(row * PANEL + lane), g36);
                 if !column_sums.is_null() {
                     let sum = column_sums.add(row * LANES);
-                    store(sum, add(load(sum), g29));
+                    store(sum, add(load(sum), g37));
                 }
             }
         }
@@ -184,8 +195,8 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        statistics: &["weighted_logits", "rest", "target_logit", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &["logit_scale", "softcap", "first_class"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale", "softcap"],

@@ -22,6 +22,8 @@ unsafe fn kernel(args: &Merge) {
             *value = *value * mine_0 + other * theirs_0;
             let (value, other) = (state(2), other_state(2));
             *value += other;
+            let (value, other) = (state(3), other_state(3));
+            *value += other;
             if !args.a.is_null() {
                 let a = args.a.add(token * args.a_stride);
                 let other = args.other_a.add(token * args.a_stride);
@@ -43,8 +45,8 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32],
+        statistics: &["rest", "target_logit", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -127,8 +127,8 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 2048,
     loss: "cross_entropy_softcap_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        statistics: &["rest", "target_logit", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &["logit_scale", "softcap", "first_class"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

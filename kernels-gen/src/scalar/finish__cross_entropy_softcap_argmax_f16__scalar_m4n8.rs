@@ -15,9 +15,8 @@ unsafe fn kernel(args: &Finish) {
         let f23 = inputs.uniform(0);
         let f26 = inputs.uniform(1);
         let f28 = scalar_ops::mul(f26, 2.0f32);
-        let f39 = inputs.uniform(2);
-        let f69 = scalar_ops::neg(f23);
-        let f70 = scalar_ops::maximum(f23, f69);
+        let f66 = scalar_ops::neg(f23);
+        let f67 = scalar_ops::maximum(f23, f66);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -51,47 +50,45 @@ unsafe fn kernel(args: &Finish) {
             let f36 = select(f13, splat(f32::NEG_INFINITY), f22);
             let f37 = load(inputs.row(3, token));
             let f38 = load(inputs.row(4, token));
-            let f40 = div(f1, splat(f39));
-            let f41 = mul(f40, f40);
-            let f42 = sub(splat(1.0f32), f41);
-            let f43 = add(f24, f29);
-            let f44 = mul(f37, f43);
-            let f45 = add(f44, f38);
-            let f46 = mul(f29, f17);
-            let f47 = mul(f24, f11);
-            let f48 = sub(f46, f47);
-            let f49 = mul(f37, f48);
-            let f50 = mul(f38, f17);
-            let f51 = add(f49, f50);
-            let f52 = mul(splat(f23), f45);
-            let f53 = div(f52, f4);
+            let f39 = load(inputs.row(5, token));
+            let f40 = add(f24, f29);
+            let f41 = mul(f37, f40);
+            let f42 = add(f41, f38);
+            let f43 = mul(f29, f17);
+            let f44 = mul(f24, f11);
+            let f45 = sub(f43, f44);
+            let f46 = mul(f37, f45);
+            let f47 = mul(f38, f17);
+            let f48 = add(f46, f47);
+            let f49 = mul(splat(f23), f42);
+            let f50 = div(f49, f4);
+            let f51 = select(f13, splat(0.0f32), f50);
+            let f52 = mul(splat(f23), f39);
+            let f53 = mul(f52, f48);
             let f54 = select(f13, splat(0.0f32), f53);
-            let f55 = mul(splat(f23), f42);
-            let f56 = mul(f55, f51);
-            let f57 = select(f13, splat(0.0f32), f56);
-            let f58 = mul(f37, f29);
-            let f59 = add(f58, f38);
-            let f60 = neg(f45);
-            let f61 = maximum(f45, f60);
-            let f62 = mul(f37, f24);
-            let f63 = neg(f62);
-            let f64 = maximum(f62, f63);
-            let f65 = maximum(f61, f64);
-            let f66 = neg(f59);
-            let f67 = maximum(f59, f66);
-            let f68 = maximum(f65, f67);
-            let f71 = mul(f68, splat(f70));
-            let f72 = select(f13, splat(0.0f32), f71);
-            let f73 = load(inputs.row(5, token));
-            let f74 = eq(f73, f73);
-            let f75 = load(inputs.row(6, token));
-            let f77 = select(f74, f75, splat(-1.0f32));
+            let f55 = mul(f37, f29);
+            let f56 = add(f55, f38);
+            let f57 = neg(f42);
+            let f58 = maximum(f42, f57);
+            let f59 = mul(f37, f24);
+            let f60 = neg(f59);
+            let f61 = maximum(f59, f60);
+            let f62 = maximum(f58, f61);
+            let f63 = neg(f56);
+            let f64 = maximum(f56, f63);
+            let f65 = maximum(f62, f64);
+            let f68 = mul(f65, splat(f67));
+            let f69 = select(f13, splat(0.0f32), f68);
+            let f70 = load(inputs.row(6, token));
+            let f71 = eq(f70, f70);
+            let f72 = load(inputs.row(7, token));
+            let f74 = select(f71, f72, splat(-1.0f32));
             store(output(0, token), f34);
             store(output(1, token), f36);
-            store(output(2, token), f54);
-            store(output(3, token), f57);
-            store(output(4, token), f72);
-            store(output(5, token), f77);
+            store(output(2, token), f51);
+            store(output(3, token), f54);
+            store(output(4, token), f69);
+            store(output(5, token), f74);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -120,12 +117,12 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        statistics: &["rest", "target_logit", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["logit_scale", "z_loss", "softcap"],
-        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "largest", "argmax"],
+        uniforms: &["logit_scale", "z_loss"],
+        rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "target_slope", "largest", "argmax"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "bound", "argmax"],
         column_gradients: &[],

@@ -17,9 +17,8 @@ unsafe fn kernel(args: &Finish) {
         let f28 = scalar_ops::mul(f26, 2.0f32);
         let f30 = inputs.uniform(2);
         let f31 = inputs.uniform(3);
-        let f47 = inputs.uniform(4);
-        let f85 = scalar_ops::neg(f23);
-        let f86 = scalar_ops::maximum(f23, f85);
+        let f82 = scalar_ops::neg(f23);
+        let f83 = scalar_ops::maximum(f23, f82);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -59,51 +58,49 @@ unsafe fn kernel(args: &Finish) {
             let f44 = select(f13, splat(f32::NEG_INFINITY), f22);
             let f45 = load(inputs.row(4, token));
             let f46 = load(inputs.row(5, token));
-            let f48 = div(f1, splat(f47));
-            let f49 = mul(f48, f48);
-            let f50 = sub(splat(1.0f32), f49);
-            let f51 = add(f24, f37);
-            let f52 = mul(f45, f51);
-            let f53 = add(f52, f46);
-            let f54 = mul(f37, f17);
-            let f55 = mul(f24, f11);
-            let f56 = sub(f54, f55);
-            let f57 = mul(f45, f56);
-            let f58 = mul(f46, f17);
-            let f59 = add(f57, f58);
-            let f60 = mul(splat(f23), f53);
-            let f61 = div(f60, f4);
+            let f47 = load(inputs.row(6, token));
+            let f48 = add(f24, f37);
+            let f49 = mul(f45, f48);
+            let f50 = add(f49, f46);
+            let f51 = mul(f37, f17);
+            let f52 = mul(f24, f11);
+            let f53 = sub(f51, f52);
+            let f54 = mul(f45, f53);
+            let f55 = mul(f46, f17);
+            let f56 = add(f54, f55);
+            let f57 = mul(splat(f23), f50);
+            let f58 = div(f57, f4);
+            let f59 = select(f13, splat(0.0f32), f58);
+            let f60 = mul(splat(f23), f47);
+            let f61 = mul(f60, f56);
             let f62 = select(f13, splat(0.0f32), f61);
-            let f63 = mul(splat(f23), f50);
-            let f64 = mul(f63, f59);
-            let f65 = select(f13, splat(0.0f32), f64);
-            let f66 = mul(f45, f37);
-            let f67 = add(f66, f46);
-            let f68 = neg(f53);
-            let f69 = maximum(f53, f68);
-            let f70 = mul(f45, f24);
-            let f71 = neg(f70);
-            let f72 = maximum(f70, f71);
-            let f73 = maximum(f69, f72);
-            let f74 = neg(f67);
-            let f75 = maximum(f67, f74);
-            let f76 = maximum(f73, f75);
-            let f77 = mul(splat(f23), f45);
-            let f78 = mul(f77, splat(f30));
-            let f79 = neg(f78);
-            let f80 = select(f13, splat(0.0f32), f79);
-            let f81 = neg(f45);
-            let f82 = maximum(f45, f81);
-            let f83 = mul(f82, splat(f31));
-            let f84 = add(f76, f83);
-            let f87 = mul(f84, splat(f86));
-            let f88 = select(f13, splat(0.0f32), f87);
+            let f63 = mul(f45, f37);
+            let f64 = add(f63, f46);
+            let f65 = neg(f50);
+            let f66 = maximum(f50, f65);
+            let f67 = mul(f45, f24);
+            let f68 = neg(f67);
+            let f69 = maximum(f67, f68);
+            let f70 = maximum(f66, f69);
+            let f71 = neg(f64);
+            let f72 = maximum(f64, f71);
+            let f73 = maximum(f70, f72);
+            let f74 = mul(splat(f23), f45);
+            let f75 = mul(f74, splat(f30));
+            let f76 = neg(f75);
+            let f77 = select(f13, splat(0.0f32), f76);
+            let f78 = neg(f45);
+            let f79 = maximum(f45, f78);
+            let f80 = mul(f79, splat(f31));
+            let f81 = add(f73, f80);
+            let f84 = mul(f81, splat(f83));
+            let f85 = select(f13, splat(0.0f32), f84);
             store(output(0, token), f42);
             store(output(1, token), f44);
-            store(output(2, token), f62);
-            store(output(3, token), f65);
-            store(output(4, token), f80);
-            store(output(5, token), f88);
+            store(output(2, token), f59);
+            store(output(3, token), f62);
+            store(output(4, token), f77);
+            store(output(5, token), f85);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -137,12 +134,12 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32, 0.0f32],
+        statistics: &["weighted_logits", "rest", "target_logit", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["logit_scale", "z_loss", "smoothing_share", "smoothing_total", "softcap"],
-        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream"],
+        uniforms: &["logit_scale", "z_loss", "smoothing_share", "smoothing_total"],
+        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "target_slope"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "operand_factor", "bound"],
         column_gradients: &[],

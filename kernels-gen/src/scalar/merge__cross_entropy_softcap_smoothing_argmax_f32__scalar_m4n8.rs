@@ -25,12 +25,14 @@ unsafe fn kernel(args: &Merge) {
             let (value, other) = (state(3), other_state(3));
             *value += other;
             let (value, other) = (state(4), other_state(4));
+            *value += other;
+            let (value, other) = (state(5), other_state(5));
             // Of equal values the first counts.
-            let (best, rival) = (*state(5), other_state(5));
+            let (best, rival) = (*state(6), other_state(6));
             if rival > best || rival == best && other < *value {
                 *value = other;
             }
-            let (value, other) = (state(5), other_state(5));
+            let (value, other) = (state(6), other_state(6));
             *value = scalar_ops::maximum(*value, other);
             if !args.a.is_null() {
                 let a = args.a.add(token * args.a_stride);
@@ -53,8 +55,8 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        statistics: &["weighted_logits", "rest", "target_logit", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

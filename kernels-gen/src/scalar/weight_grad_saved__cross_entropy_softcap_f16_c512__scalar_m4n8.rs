@@ -127,8 +127,8 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 512,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32],
+        statistics: &["rest", "target_logit", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32],
         statistics_uniforms: &["logit_scale", "softcap"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],
