@@ -39,6 +39,9 @@
 //! # }
 //! ```
 //!
+//! [`Operators`] computes what else a trainer asks of such a layer, with gradients: log-probabilities of ids, entropy, divergence
+//! from a teacher, the largest logits, samples.
+//!
 //! [`codegen`] describes kernels and emits their text, also from the build script of another crate; [`kernels`] are
 //! those generated for this crate; [`runtime`] runs them. [`reference`](mod@reference) and [`plain`] are what they are
 //! compared with, and [`calibrate`] measures what the machine could do.

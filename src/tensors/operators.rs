@@ -44,6 +44,16 @@ pub struct Distribution {
     pub bias: Option<Vec<f32>>,
 }
 
+impl Distribution {
+    /// H; 0 of given logits.
+    pub fn hidden(&self) -> usize {
+        match self.source {
+            Source::Linear { hidden, .. } => hidden,
+            Source::Logits(_) => 0,
+        }
+    }
+}
+
 /// Inputs of an operator on N tokens and V classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {

@@ -436,7 +436,7 @@ fn padded_rows_are_no_classes() {
     let layout = ShardLayout::padded(10, 4).unwrap();
     assert_eq!(layout.stored(), 16);
     let cpu = Cpu::new(Some(1)).unwrap();
-    let mut logits = vec![0.0f32; 3 * 16];
+    let mut logits = [0.0f32; 3 * 16];
     logits.chunks_mut(16).for_each(|row| row[10..].fill(f32::NAN));
     let entropy = vocabfuse::ranks::each(Local::group(4), |rank, comm| {
         let range = layout.range(rank);

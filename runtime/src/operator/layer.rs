@@ -2,10 +2,11 @@
 
 use super::distribution::{Bits, Distribution};
 use super::operation::{Ids, KlDirection, Operation, ValueGradients};
-use super::passes::{DistributionGradients, GradientJob, RowJob};
+use super::passes::{DistributionGradients, GradientJob, NamedRows, RowJob};
 use super::selection::Selection;
 use super::state::{Block, MergeStatistics, NO_REFERENCE, RowState};
 use super::sum::SumInputs;
+use crate::buffer::Buffer;
 use crate::check::{self, expect, fingerprint, shape};
 use crate::comm::{Local, Pending};
 use crate::{Cpu, Device, Error, Result, ShardLayout};
@@ -73,8 +74,8 @@ pub struct Values {
 /// The right to differentiate an evaluation once.
 pub struct Ticket<'a, D: Device = Cpu> {
     job: Job<'a, D>,
-    /// References and results by name, padded to whole panels.
-    rows: Vec<(String, Vec<f32>)>,
+    /// References and results.
+    rows: NamedRows,
 }
 
 /// After the second pass: the rank's part of the gradients of X.
@@ -270,10 +271,7 @@ impl<D: Device> Job<'_, D> {
     }
 
     /// Weights at the selected ids, and the upstream gradient of each result, by name.
-    fn upstreams(
-        &self,
-        upstream: &ValueGradients<'_>,
-    ) -> Result<(crate::buffer::Buffer<f32>, Vec<(String, Vec<f32>)>)> {
+    fn upstreams(&self, upstream: &ValueGradients<'_>) -> Result<(Buffer<f32>, NamedRows)> {
         let (slots, tokens) = (self.selection.slots, self.operation.tokens());
         let zeros = vec![0.0; tokens * slots];
         let logprobs = upstream.logprobs.unwrap_or(&zeros);
@@ -333,14 +331,14 @@ impl<D: Device> Job<'_, D> {
     }
 
     /// References and results of whole panels; what lies behind the last token weighs nothing, whatever the bias made of it.
-    fn merged_rows(&self, blocks: &[Arc<Block>]) -> Vec<(String, Vec<f32>)> {
+    fn merged_rows(&self, blocks: &[Arc<Block>]) -> NamedRows {
         let stride = self.selection.stride;
         let padded = |mut values: Vec<f32>, with: f32| {
             values.resize(stride, with);
             values
         };
         let references = ["reference", "reference_1"].into_iter().take(self.operator.distributions()).enumerate();
-        let mut rows: Vec<(String, Vec<f32>)> = references
+        let mut rows: NamedRows = references
             .map(|(i, name)| {
                 let values = blocks.iter().flat_map(|b| b.references[i].iter().copied()).collect();
                 (name.to_owned(), padded(values, -NO_REFERENCE))

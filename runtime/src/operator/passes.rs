@@ -23,10 +23,13 @@ pub struct RowJob<'a> {
     pub(crate) seed: u64,
 }
 
+/// Values per token by name, padded to whole panels.
+pub type NamedRows = Vec<(String, Vec<f32>)>;
+
 /// What the second phase needs besides.
 pub struct GradientJob<'a> {
-    /// Row inputs of the gradient programs by name, padded to whole panels.
-    pub(crate) rows: &'a [(String, Vec<f32>)],
+    /// Row inputs of the gradient programs.
+    pub(crate) rows: &'a NamedRows,
     /// Weights at the selected ids.
     pub(crate) weights: &'a Buffer<f32>,
 }

@@ -6,7 +6,7 @@ use super::measure::Meter;
 use super::operator::{Op, Operator, Place, Results, Sizes, Tensor};
 use std::path::Path;
 use vocabfuse::operators::{self, Answer, Query, Raw, Real};
-use vocabfuse::ranks::each;
+use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::Elements;
 use vocabfuse::tensors::operators::{Distribution as Operand, Inputs, Source as Operands, Wanted, read};
 use vocabfuse::{
@@ -79,17 +79,27 @@ pub struct OnDistribution {
 const GRADIENTS: [[&str; 4]; 2] =
     [["dx", "dw", "dbias", "dlogits"], ["teacher_dx", "teacher_dw", "teacher_dbias", "teacher_dlogits"]];
 
-/// Gradients of one distribution on one rank.
-#[derive(Default)]
-struct Shards {
+/// Gradients of one distribution, over all ranks.
+struct Sums {
     dw: Vec<f32>,
     dbias: Vec<f32>,
+}
+
+/// A rank's parts of them, and of given logits.
+struct Own<'a> {
+    dw: &'a mut [f32],
+    dbias: &'a mut [f32],
     dlogits: Vec<f32>,
 }
 
 impl OnDistribution {
     fn operands(&self) -> impl Iterator<Item = &Operand> {
         std::iter::once(&self.inputs.of).chain(&self.inputs.teacher)
+    }
+
+    fn room(&self, of: &Operand) -> Sums {
+        let vocab = self.inputs.vocab;
+        Sums { dw: vec![0.0; vocab * of.hidden()], dbias: vec![0.0; of.bias.as_ref().map_or(0, |_| vocab)] }
     }
 
     fn differentiable(&self) -> bool {
@@ -260,11 +270,7 @@ fn named<'a, T>(answer: Answer<T>, operands: impl Iterator<Item = &'a Operand>) 
 
 impl Operator for OnDistribution {
     fn sizes(&self) -> Sizes {
-        let hidden = match self.inputs.of.source {
-            Operands::Linear { hidden, .. } => hidden,
-            Operands::Logits(_) => 0,
-        };
-        let (tokens, vocab) = (self.inputs.tokens, self.inputs.vocab);
+        let (tokens, vocab, hidden) = (self.inputs.tokens, self.inputs.vocab, self.inputs.of.hidden());
         Sizes { tokens, hidden, vocab, dtype: self.dtype().as_str() }
     }
 
@@ -289,59 +295,59 @@ impl Operator for OnDistribution {
             entropy: matches!(self.op, Op::Entropy | Op::LogprobsEntropy).then_some(&entropy),
             divergence: (self.op == Op::Kl).then_some(&divergence),
         };
-        let done = each(combined, |rank, (layer, done, comm)| {
-            let columns = layout.range(rank).len();
-            let shards = |of: &Operand| match of.source {
-                Operands::Linear { hidden, .. } => Shards { dw: vec![0.0; columns * hidden], ..Shards::default() },
-                Operands::Logits(_) => Shards { dlogits: vec![0.0; columns * tokens], ..Shards::default() },
-            };
-            let with_bias =
-                |of: &Operand| Shards { dbias: vec![0.0; of.bias.as_ref().map_or(0, |_| columns)], ..shards(of) };
-            let mut own: Vec<Shards> = self.operands().map(with_bias).collect();
+        let mut sums: Vec<Sums> = self.operands().filter(|_| self.differentiable()).map(|of| self.room(of)).collect();
+        // By rank, then by distribution.
+        let mut own: Vec<Vec<Own<'_>>> = (0..layout.ranks()).map(|_| vec![]).collect();
+        for (sums, of) in sums.iter_mut().zip(self.operands()) {
+            let ranges = || (0..layout.ranks()).map(|r| layout.range(r));
+            let given = |columns: usize| if of.hidden() == 0 { tokens * columns } else { 0 };
+            let dws = split_rows(&mut sums.dw, of.hidden(), ranges());
+            let dbiases = split_rows(&mut sums.dbias, usize::from(of.bias.is_some()), ranges());
+            for (rank, (dw, dbias)) in dws.into_iter().zip(dbiases).enumerate() {
+                own[rank].push(Own { dw, dbias, dlogits: vec![0.0; given(layout.range(rank).len())] });
+            }
+        }
+        let work = combined.into_iter().zip(own).collect();
+        let done = each(work, |_, ((layer, done, comm), mut own)| {
             let mut dx = vec![];
             if self.differentiable() {
                 let wanted = own.iter_mut().zip(self.operands()).map(|(own, of)| {
-                    let linear = matches!(of.source, Operands::Linear { .. });
+                    let linear = of.hidden() > 0;
                     DistributionGradients {
                         dx: linear,
-                        dw: linear.then_some(&mut own.dw),
-                        dbias: of.bias.as_ref().map(|_| own.dbias.as_mut_slice()),
+                        dw: linear.then_some(&mut *own.dw),
+                        dbias: of.bias.as_ref().map(|_| &mut *own.dbias),
                         dlogits: (!linear).then_some(&mut own.dlogits),
                     }
                 });
                 let gradients = layer.backward(done.ticket, upstream, wanted.collect())?;
                 dx = gradients.start_combine(&comm)?.wait()?;
             }
-            Ok::<_, Error>((done.values, own, dx, comm.counters()))
+            let dlogits: Vec<Vec<f32>> = own.into_iter().map(|own| own.dlogits).collect();
+            Ok::<_, Error>((done.values, dlogits, dx, comm.counters()))
         })?;
         meter.pass("backward", "backward");
 
         let counters: Vec<_> = done.iter().map(|rank| rank.3).collect();
         let mut outputs = done.first().map_or(vec![], |(values, ..)| self.value_tensors(values.clone()));
-        for (i, (of, [dx, dw, dbias, dlogits])) in self.operands().zip(GRADIENTS).enumerate() {
-            if !self.differentiable() {
-                break;
-            }
-            let joined =
-                |pick: fn(&Shards) -> &Vec<f32>| done.iter().flat_map(|rank| pick(&rank.1[i]).clone()).collect();
-            match of.source {
-                Operands::Linear { hidden, .. } => {
-                    let x = done.first().and_then(|rank| rank.2[i].clone()).unwrap_or_default();
-                    outputs.push(Tensor::floats(dx, vec![tokens, hidden], x));
-                    outputs.push(Tensor::floats(dw, vec![vocab, hidden], joined(|s| &s.dw)));
-                }
-                Operands::Logits(_) => {
-                    let row = |token: usize| {
-                        done.iter().enumerate().flat_map(move |(rank, found)| {
-                            let width = layout.range(rank).len();
-                            found.1[i].dlogits[token * width..][..width].to_vec()
-                        })
-                    };
-                    outputs.push(Tensor::floats(dlogits, vec![tokens, vocab], (0..tokens).flat_map(row).collect()));
-                }
+        for (i, ((sums, of), [dx, dw, dbias, dlogits])) in
+            sums.into_iter().zip(self.operands()).zip(GRADIENTS).enumerate()
+        {
+            if of.hidden() > 0 {
+                let x = done.first().and_then(|rank| rank.2[i].clone()).unwrap_or_default();
+                outputs.push(Tensor::floats(dx, vec![tokens, of.hidden()], x));
+                outputs.push(Tensor::floats(dw, vec![vocab, of.hidden()], sums.dw));
+            } else {
+                let row = |token: usize| {
+                    done.iter().enumerate().flat_map(move |(rank, found)| {
+                        let width = layout.range(rank).len();
+                        found.1[i][token * width..][..width].to_vec()
+                    })
+                };
+                outputs.push(Tensor::floats(dlogits, vec![tokens, vocab], (0..tokens).flat_map(row).collect()));
             }
             if of.bias.is_some() {
-                outputs.push(Tensor::floats(dbias, vec![vocab], joined(|s| &s.dbias)));
+                outputs.push(Tensor::floats(dbias, vec![vocab], sums.dbias));
             }
         }
         let bytes = outputs.iter().map(|o| o.values.len() * size_of::<f32>()).sum();
