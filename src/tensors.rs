@@ -14,7 +14,7 @@ use vocabfuse_codegen::Dtype;
 use vocabfuse_runtime::{Element, Error as RuntimeError, Matrix};
 
 /// Tensors that an input file of cross-entropy may hold.
-const KNOWN: &[&str] = &["x", "w", "targets", "bias", "upstream"];
+const KNOWN: &[&str] = &["x", "w", "targets", "bias", "upstream", "lse_upstream", "token_weights", "class_weights"];
 
 /// A file that cannot be used; every message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -203,6 +203,12 @@ pub struct Inputs {
     pub bias: Option<Vec<f32>>,
     /// Upstream gradient of each token, `[N]`.
     pub upstream: Option<Vec<f32>>,
+    /// Upstream gradient of the lse of each token, `[N]`.
+    pub lse_upstream: Option<Vec<f32>>,
+    /// Weight of each token, `[N]`.
+    pub token_weights: Option<Vec<f32>>,
+    /// Weight of each class, `[V]`.
+    pub class_weights: Option<Vec<f32>>,
     /// H.
     pub hidden: usize,
     /// V.
@@ -216,10 +222,10 @@ impl Inputs {
     }
 }
 
-/// Reads the inputs: `x` and `w` of f32, bf16 or f16, `targets` of i32 or i64, and optionally `bias` and `upstream` of
-/// any of the three float types.
+/// Reads the inputs: `x` and `w` of f32, bf16 or f16, `targets` of i32 or i64, and optionally `bias`, `upstream`,
+/// `lse_upstream`, `token_weights` and `class_weights` of any of the three float types.
 ///
-/// `w`, `bias` and `upstream` must be free of NaN. A NaN in `x` is left to the layer, where it stays in its row.
+/// All but `x` must be free of NaN. A NaN in `x` is left to the layer, where it stays in its row.
 ///
 /// # Errors
 /// [`TensorError`] for a file that is unreadable, truncated, or lacks a tensor; for a tensor with a wrong or mismatched
@@ -252,6 +258,9 @@ pub fn read(path: &Path) -> Result<Inputs, TensorError> {
     Ok(Inputs {
         bias: optional("bias", vocab, "one value per row of w")?,
         upstream: optional("upstream", tokens, per_token)?,
+        lse_upstream: optional("lse_upstream", tokens, per_token)?,
+        token_weights: optional("token_weights", tokens, per_token)?,
+        class_weights: optional("class_weights", vocab, "one value per row of w")?,
         x: floats("x", &x)?,
         w: numbers("w", floats("w", &w)?)?,
         targets: integers("targets", &targets)?,

@@ -81,7 +81,7 @@ fn faults_name_the_tensor_and_what_was_expected() {
     assert_eq!(message("w", f32s(&[1, 3], &[0.0, f32::NAN, 0.0])), "tensor w: NaN at position 1; expected numbers");
     assert_eq!(
         message("wieght", f32s(&[1], &[0.0])),
-        "tensor wieght: unknown; expected only x, w, targets, bias, upstream"
+        "tensor wieght: unknown; expected only x, w, targets, bias, upstream, lse_upstream, token_weights, class_weights"
     );
     let missing = read_bytes(&bytes(&good()[..2])).unwrap_err().to_string();
     assert_eq!(missing, "tensor targets: missing; expected shape [N]");

@@ -4,6 +4,8 @@
 mod measure;
 #[path = "cli/operators.rs"]
 mod operators;
+#[path = "cli/options.rs"]
+mod options;
 
 use assert_cmd::cargo::cargo_bin_cmd;
 use safetensors::SafeTensors;

@@ -264,6 +264,19 @@ fn done<'a, D: Device>(
     })
 }
 
+impl<D: Device> Done<'_, D> {
+    /// Share of the tokens that count whose target has the largest logit, 0 to 1, if [`Done::argmax`] was asked for; 0 of
+    /// none.
+    pub fn accuracy(&self) -> Option<f64> {
+        let job = &self.weight_grad.job;
+        let right = |ids: &Vec<i64>| {
+            let hit = |row: &&u32| ids[**row as usize] == job.batch.targets[**row as usize];
+            job.rows.iter().filter(hit).count() as f64 / job.rows.len().max(1) as f64
+        };
+        self.argmax.as_ref().map(right)
+    }
+}
+
 impl<D: Device> WeightGrad<'_, D> {
     /// Bytes of saved values that the ticket holds.
     pub fn saved_bytes(&self) -> usize {

@@ -118,6 +118,14 @@ pub fn above_zero(text: &str) -> Result<f32, String> {
     number(text, |n| n > 0.0, "a finite number above 0")
 }
 
+pub fn at_least_zero(text: &str) -> Result<f32, String> {
+    number(text, |n| n >= 0.0, "a finite number of at least 0")
+}
+
+pub fn part(text: &str) -> Result<f32, String> {
+    number(text, |n| (0.0..=1.0).contains(&n), "a number from 0 to 1")
+}
+
 fn share(text: &str) -> Result<f32, String> {
     number(text, |n| n > 0.0 && n < 1.0, "a number above 0 and below 1")
 }

@@ -12,8 +12,8 @@ use vocabfuse::problem::{Outputs, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::{self, Inputs};
 use vocabfuse::{
-    Batch, CrossEntropy, Device, Dtype, Error, Filtered, Gradients, Local, OutputLayer, Reduction, Shard, Upstream,
-    plain, reference,
+    Batch, CrossEntropy, Device, Dtype, Error, Filtered, Gradients, Local, OutputLayer, Policy, Reduction, Shard,
+    Upstream, plain, reference,
 };
 
 #[derive(Debug, clap::Args)]
@@ -23,9 +23,21 @@ pub struct Options {
     /// What loss holds: one value per token, their sum, or their mean
     #[arg(long, default_value = "mean", value_parser = values::reduction())]
     reduction: Reduction,
-    /// Divisor of the mean [default: the number of tokens that are not ignored]
+    /// Divisor of the mean [default: the number of tokens that are not ignored, or their weights]
     #[arg(long, value_name = "X", value_parser = values::above_zero)]
     normalizer: Option<f32>,
+    /// Share of the target distribution that is spread over all classes, 0 to 1
+    #[arg(long, value_name = "X", default_value = "0", value_parser = values::part)]
+    label_smoothing: f32,
+    /// Factor on the square of lse, which is added to the loss of each token
+    #[arg(long, value_name = "X", default_value = "0", value_parser = values::at_least_zero)]
+    z_loss: f32,
+    /// Write argmax [N], the class of the largest logit
+    #[arg(long)]
+    argmax: bool,
+    /// Leave out the gradients of x, or of w and the bias, as if they were constants
+    #[arg(long, value_name = "TENSOR", value_parser = ["x", "w"])]
+    frozen: std::vec::Vec<String>,
 }
 
 impl Options {
@@ -38,16 +50,26 @@ impl Options {
             );
         }
         let logits::Options { ignore_index, logit_scale, softcap } = *logits;
-        let (normalizer, ignore_index) = (self.normalizer, Some(ignore_index));
-        let loss =
-            CrossEntropy { reduction, normalizer, ignore_index, logit_scale, softcap, ..CrossEntropy::default() };
+        let Options { normalizer, label_smoothing, z_loss, argmax, .. } = *self;
+        let loss = CrossEntropy {
+            reduction,
+            normalizer,
+            ignore_index: Some(ignore_index),
+            logit_scale,
+            softcap,
+            label_smoothing,
+            z_loss,
+            argmax,
+        };
+        let frozen = |tensor: &str| self.frozen.iter().any(|name| name == tensor);
         let inputs = tensors::read(input)?;
         let (x, w) = (inputs.x.dtype(), inputs.w.dtype());
         if dtype.is_none() && x != w {
             bail!("tensor w: dtype {w}; expected {x} as x has, or --dtype to convert both");
         }
         let dtype = dtype.unwrap_or(x);
-        Ok(Loss { loss, inputs: Inputs { x: inputs.x.convert(dtype), w: inputs.w.convert(dtype), ..inputs } })
+        let inputs = Inputs { x: inputs.x.convert(dtype), w: inputs.w.convert(dtype), ..inputs };
+        Ok(Loss { loss, inputs, frozen: [frozen("x"), frozen("w")] })
     }
 }
 
@@ -55,22 +77,60 @@ impl Options {
 pub struct Loss {
     loss: CrossEntropy,
     inputs: Inputs,
+    /// X, and W with the bias.
+    frozen: [bool; 2],
+}
+
+/// Tensors that there need not be, in the type of a computation.
+struct Optional<T> {
+    bias: Option<Vec<T>>,
+    upstream: Option<Vec<T>>,
+    lse_upstream: Option<Vec<T>>,
+    token_weights: Option<Vec<T>>,
+    class_weights: Option<Vec<T>>,
 }
 
 impl Loss {
-    fn problem<'a, T>(&'a self, [x, w]: [&'a [T]; 2], [bias, upstream]: [Option<&'a [T]>; 2]) -> Problem<'a, T>
+    fn optional<T>(&self, of: impl Fn(&[f32]) -> Vec<T>) -> Optional<T> {
+        let of = |tensor: &Option<Vec<f32>>| tensor.as_deref().map(&of);
+        let Inputs { bias, upstream, lse_upstream, token_weights, class_weights, .. } = &self.inputs;
+        Optional {
+            bias: of(bias),
+            upstream: of(upstream),
+            lse_upstream: of(lse_upstream),
+            token_weights: of(token_weights),
+            class_weights: of(class_weights),
+        }
+    }
+
+    fn problem<'a, T>(&'a self, [x, w]: [&'a [T]; 2], optional: &'a Optional<T>) -> Problem<'a, T>
     where
         T: Copy + Into<f64>,
     {
-        let Inputs { targets, hidden, .. } = &self.inputs;
-        Problem { bias, upstream, ..Problem::new(x, w, targets, *hidden, self.loss.into()) }
+        let Inputs { targets, hidden, vocab, .. } = &self.inputs;
+        Problem {
+            bias: optional.bias.as_deref(),
+            upstream: optional.upstream.as_deref(),
+            lse_upstream: optional.lse_upstream.as_deref(),
+            token_weights: optional.token_weights.as_deref(),
+            class_weights: optional.class_weights.as_deref(),
+            vocab: *vocab,
+            ..Problem::new(x, w, targets, *hidden, self.loss.into())
+        }
     }
-}
 
-fn named<T>(out: Outputs<T>) -> Named<T> {
-    let mut named = vec![("loss", out.loss), ("lse", out.lse), ("dx", out.dx), ("dw", out.dw)];
-    named.extend(out.dbias.map(|dbias| ("dbias", dbias)));
-    named
+    /// Whether the layer gives an output.
+    fn gives(&self, name: &str) -> bool {
+        let [x, w] = self.frozen;
+        !(x && name == "dx" || w && ["dw", "dbias"].contains(&name))
+    }
+
+    fn named<T>(&self, out: Outputs<T>) -> Named<T> {
+        let mut named = vec![("loss", out.loss), ("lse", out.lse), ("dx", out.dx), ("dw", out.dw)];
+        named.extend(out.dbias.map(|dbias| ("dbias", dbias)));
+        named.retain(|(name, _)| self.gives(name));
+        named
+    }
 }
 
 impl Operator for Loss {
@@ -80,13 +140,21 @@ impl Operator for Loss {
     }
 
     fn run<D: Device>(&self, place: &Place<'_, D>) -> anyhow::Result<Results> {
-        let (Loss { inputs, loss }, Place { device, layout, policy }) = (self, place);
+        let (Loss { inputs, loss, .. }, Place { device, layout, policy }) = (self, place);
+        let [frozen_input, frozen_weight] = self.frozen;
+        let policy = Policy { frozen_input, frozen_weight, ..*policy };
         let (tokens, hidden, vocab) = (inputs.tokens(), inputs.hidden, inputs.vocab);
         let x = inputs.x.matrix(tokens, hidden)?;
         let w = inputs.w.matrix(vocab, hidden)?;
-        let batch = Batch { upstream: inputs.upstream.as_deref(), ..Batch::new(x, &inputs.targets) };
+        let batch = Batch {
+            upstream: inputs.upstream.as_deref(),
+            lse_upstream: inputs.lse_upstream.as_deref(),
+            token_weights: inputs.token_weights.as_deref(),
+            class_weights: inputs.class_weights.as_deref(),
+            ..Batch::new(x, &inputs.targets)
+        };
         let ranks = 0..layout.ranks();
-        let layer = |rank| OutputLayer::new(*device, layout, rank, *loss, *policy);
+        let layer = |rank| OutputLayer::new(*device, layout, rank, *loss, policy);
         let layers: Vec<OutputLayer<D>> = ranks.clone().map(layer).collect::<Result<_, _>>()?;
         let mut dw = vec![0.0; vocab * hidden];
         let mut dbias = inputs.bias.as_ref().map(|_| vec![0.0; vocab]);
@@ -114,15 +182,16 @@ impl Operator for Loss {
             counters.push(counted);
             tickets.push(done.weight_grad);
             // All ranks have the same loss, lse and dX.
-            results.get_or_insert((done.loss, done.lse, done.dx));
+            results.get_or_insert((done.loss, done.lse, done.dx, done.argmax));
         }
-        let (loss, lse, dx) = results.unwrap_or_default();
+        let (loss, lse, dx, argmax) = results.unwrap_or_default();
         let dws = split_rows(&mut dw, hidden, ranks.clone().map(|r| layout.range(r)));
         let dbiases: Vec<Option<&mut [f32]>> = match &mut dbias {
             Some(dbias) => split_rows(dbias, 1, ranks.map(|r| layout.range(r))).into_iter().map(Some).collect(),
             None => ranks.map(|_| None).collect(),
         };
-        let work = tickets.into_iter().zip(dws).zip(dbiases).collect();
+        let tickets = tickets.into_iter().filter(|_| !frozen_weight);
+        let work = tickets.zip(dws).zip(dbiases).collect();
         let of_ranks = each(work, |rank, ((ticket, dw), dbias)| {
             layers[rank].t_pass(ticket, Gradients { dw: dw.into(), dbias }, Upstream::One)
         })?;
@@ -139,22 +208,20 @@ impl Operator for Loss {
             tensor("dw", vec![vocab, hidden], dw),
         ];
         outputs.extend(dbias.map(|dbias| tensor("dbias", vec![vocab], dbias)));
+        outputs.retain(|output| self.gives(output.name));
+        outputs.extend(argmax.map(|ids| Tensor { ids: Some(ids), ..tensor("argmax", vec![tokens], vec![]) }));
         Ok(Results { outputs, costs })
     }
 
     fn truth(&self) -> anyhow::Result<Named<f64>> {
-        let Inputs { x, w, bias, upstream, .. } = &self.inputs;
-        let [x, w] = [x, w].map(|tensor| widen(&tensor.to_f32()));
-        let [bias, upstream] = [bias, upstream].map(|tensor| tensor.as_deref().map(widen));
-        let problem = self.problem([&x, &w], [bias.as_deref(), upstream.as_deref()]);
-        Ok(named(reference::cross_entropy(&problem)?))
+        let [x, w] = [&self.inputs.x, &self.inputs.w].map(|tensor| widen(&tensor.to_f32()));
+        let optional = self.optional(widen);
+        Ok(self.named(reference::cross_entropy(&self.problem([&x, &w], &optional))?))
     }
 
     fn plain(&self) -> anyhow::Result<Named<f32>> {
-        let Inputs { x, w, bias, upstream, .. } = &self.inputs;
-        let dtype = x.dtype();
-        let [x, w] = [x, w].map(|tensor| tensor.to_f32());
-        let problem = self.problem([&x, &w], [bias.as_deref(), upstream.as_deref()]);
-        Ok(named(plain::cross_entropy(&problem, dtype)?))
+        let [x, w] = [&self.inputs.x, &self.inputs.w].map(|tensor| tensor.to_f32());
+        let optional = self.optional(<[f32]>::to_vec);
+        Ok(self.named(plain::cross_entropy(&self.problem([&x, &w], &optional), self.inputs.x.dtype())?))
     }
 }

@@ -30,7 +30,8 @@ use vocabfuse::{Device, Dtype, Ptx, ShardLayout};
 /// The V rows of w are split over ranks, which are threads of this process and exchange what they would over a network.
 /// Tensors are f32, bf16 or f16, ids i64 or i32.
 ///
-/// cross-entropy reads x [N, H], w [V, H], targets [N], and optionally bias [V] and upstream [N]; it writes loss ([N] or
+/// cross-entropy reads x [N, H], w [V, H], targets [N], and optionally bias [V], upstream [N],
+/// lse_upstream [N], token_weights [N] and class_weights [V]; it writes loss ([N] or
 /// [1]), lse [N], dx [N, H], dw [V, H], and with a bias dbias [V].
 ///
 /// embedding reads ids [N], w [V, H], and optionally dy [N, H]; it writes y [N, H], and with dy dw [V, H].
