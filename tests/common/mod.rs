@@ -219,7 +219,14 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     // A few roundings of f32: at tiny sizes the plain composition can be exact by luck.
     // Where logits reach a cap, derivatives depend on how a dot product of size `spread` was rounded.
     let logits = if case.loss.softcap.is_some() { f64::from(case.spread).max(1.0) } else { 1.0 };
-    let floor = 8.0 * logits * f64::from(f32::EPSILON);
+    // Among few terms, roundings of a narrow type cancel by luck: a quarter of one is what luck may make up.
+    let narrow = match case.dtype {
+        Dtype::F32 => 0.0,
+        Dtype::Bf16 => 2.0f64.powi(-10),
+        Dtype::F16 => 2.0f64.powi(-13),
+    };
+    let luck = if case.tokens < 32 { narrow } else { 0.0 };
+    let floor = 8.0 * logits * f64::from(f32::EPSILON) + luck;
     let one = |name: &str, got: &[f32], plain: &[f32], truth: &[f64]| {
         let error = reference::largest_error(got, truth);
         let allowed = 2.0 * reference::largest_error(plain, truth) + floor;

@@ -126,12 +126,7 @@ impl Cpu {
         let region = padded * family.chunk * family.dtype.size();
         let limits: Vec<f32> = pass.filter.map_or_else(Vec::new, |filter| {
             let bound = pass.output("bound").unwrap_or_default();
-            bound
-                .iter()
-                .zip(pass.upstream)
-                // The bound counts a probability and a target of one: half of it is what a probability of one makes.
-                .map(|(bound, upstream)| 0.5 * filter.threshold * (bound * upstream).abs())
-                .collect()
+            bound.iter().zip(pass.upstream).map(|(b, upstream)| filter.threshold * (b * upstream).abs()).collect()
         });
         let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
