@@ -37,7 +37,7 @@ pub struct Options {
     argmax: bool,
     /// Leave out the gradients of x, or of w and the bias, as if they were constants
     #[arg(long, value_name = "TENSOR", value_parser = ["x", "w"])]
-    frozen: std::vec::Vec<String>,
+    frozen: Vec<String>,
 }
 
 impl Options {
