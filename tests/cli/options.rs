@@ -18,7 +18,7 @@ fn weighted() -> Folder {
 #[test]
 fn options_of_cross_entropy_pass_the_check() {
     let folder = weighted();
-    let places = ["", " --bounds 0,5,5,40 --dtype bf16 --save no", " --ranks 2 --algorithm one --dtype f16 --save no"];
+    let places = ["", " --bounds 0,5,5,40", " --ranks 2 --algorithm one --save no"];
     for options in
         ["--label-smoothing 0.1 --z-loss 0.01", "--softcap 2 --argmax", "--softcap 3 --label-smoothing 0.2 --argmax"]
     {
