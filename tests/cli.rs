@@ -1,5 +1,9 @@
 //! The command line: good runs, and every kind of unusable input.
 
+#[path = "cli/embedding.rs"]
+mod embedding;
+#[path = "cli/kernels.rs"]
+mod kernels;
 #[path = "cli/measure.rs"]
 mod measure;
 #[path = "cli/operators.rs"]
@@ -200,90 +204,6 @@ fn run_prints_tables() {
     }
 }
 
-fn lookup() -> Vec<Tensor> {
-    vec![
-        i64s("ids", &[0, 39, 5, 39, 5, 39]),
-        f32s("w", &[VOCAB, HIDDEN], &waves(VOCAB * HIDDEN, 1.3)),
-        f32s("dy", &[TOKENS, HIDDEN], &waves(TOKENS * HIDDEN, 0.7)),
-    ]
-}
-
-#[test]
-fn run_embeds() {
-    let folder = Folder::new(&bytes(&lookup()));
-    let (n, h, v) = (TOKENS, HIDDEN, VOCAB);
-    for device in ["cpu", "ptx:sm_80"] {
-        for dtype in ["f32", "bf16", "f16"] {
-            let options = format!(
-                "--op embedding --bounds 0,5,5,40 --dtype {dtype} --padding-idx 0 --device {device} --threads 2 --check --json"
-            );
-            let report = folder.run(&options.split_whitespace().collect::<Vec<_>>()).json();
-            assert_eq!(
-                (&report["passed"], &report["errors"]["y"]),
-                (&Value::from(true), &Value::from(0.0)),
-                "{report}"
-            );
-            assert_eq!((&report["barriers"], &report["launches"]), (&Value::from(1), &Value::from(1)));
-            let row = h * if dtype == "f32" { 4 } else { 2 };
-            assert_eq!(report["bytes"], n * row, "every row travels once");
-            let names = report["kernels"].as_array().unwrap().iter().map(|k| k.as_str().unwrap());
-            assert_eq!(names.filter(|k| k.starts_with("gather_rows__") || k.starts_with("scatter_add__")).count(), 2);
-            assert_eq!(folder.outputs(), outputs(&[("dw", &[v, h]), ("y", &[n, h])]));
-        }
-    }
-    let written = std::fs::read(folder.path("out.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&written).unwrap();
-    let dw: Vec<f32> =
-        file.tensor("dw").unwrap().data().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    assert!(dw[..h].iter().all(|d| *d == 0.0), "the padding id has no gradient");
-    let dy = waves(n * h, 0.7);
-    assert_eq!(dw[39 * h], dy[h] + dy[3 * h] + dy[5 * h]);
-}
-
-#[test]
-fn run_embeds_without_a_gradient() {
-    let folder = Folder::new(&bytes(&lookup()[..2]));
-    let ended = folder.run(&["--op", "embedding", "--check", "--ranks", "7"]);
-    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
-    for word in ["lookup", "combine", "barriers", "plain composition", "7 ranks"] {
-        assert!(ended.stdout.contains(word), "no {word} in {}", ended.stdout);
-    }
-    assert!(!ended.stdout.contains("backward"), "{}", ended.stdout);
-    assert_eq!(folder.outputs(), outputs(&[("y", &[TOKENS, HIDDEN])]));
-    let none = Folder::new(&bytes(&[i64s("ids", &[]), lookup().remove(1)]));
-    assert_eq!(none.run(&["--op", "embedding", "--ranks", "3", "--check", "--json"]).json()["passed"], true);
-}
-
-#[test]
-fn unusable_lookups_are_refused() {
-    let faults: Vec<(Tensor, &[&str])> = vec![
-        (i64s("ids", &[0, 1, 2, 40, 4, 5]), &["tensor ids", "position 3", "40", "0..40"]),
-        (i64s("ids", &[0, 1, -2, 3, 4, 5]), &["tensor ids", "position 2", "-2", "0..40"]),
-        (f32s("ids", &[TOKENS], &[0.0; TOKENS]), &["tensor ids", "F32", "I64 or I32"]),
-        (f32s("w", &[VOCAB], &[0.0; VOCAB]), &["tensor w", "[40]", "[V, H]"]),
-        (f32s("w", &[VOCAB, 0], &[]), &["tensor w", "H of at least 1"]),
-        (f32s("dy", &[TOKENS, 1], &[0.0; TOKENS]), &["tensor dy", "[6, 1]", "[6, 5]"]),
-        (f32s("x", &[1, 1], &[0.0]), &["tensor x", "unknown", "ids, w, dy"]),
-    ];
-    for (fault, words) in faults {
-        let mut all = lookup();
-        all.retain(|t| t.name != fault.name);
-        all.push(fault);
-        refuses(&bytes(&all), &["--op", "embedding", "--ranks", "2"], words);
-    }
-    refuses(&bytes(&lookup()[1..]), &["--op", "embedding"], &["tensor ids", "missing", "[N]"]);
-    for (options, words) in [
-        ("--op embedding --padding-idx 40", &["padding_idx", "40"][..]),
-        ("--op embedding --padding-idx -1", &["padding_idx", "-1"]),
-        ("--op embedding --chunk 512", &["--chunk", "embedding", "cross-entropy"]),
-        ("--op embedding --logit-scale 1", &["--logit-scale", "embedding", "cross-entropy"]),
-        ("--op gather", &["--op", "gather", "cross-entropy, embedding"]),
-    ] {
-        refuses(&bytes(&lookup()), &options.split_whitespace().collect::<Vec<_>>(), words);
-    }
-    refuses(&bytes(&tensors()), &["--padding-idx", "3"], &["--padding-idx", "--op embedding"]);
-}
-
 /// `peak_extra_bytes` of 64 tokens and H = 32 over `vocab` classes.
 fn extra_bytes(vocab: usize, options: &[&str]) -> u64 {
     let (tokens, hidden) = (64, 32);
@@ -473,105 +393,6 @@ fn train_refuses_what_it_cannot_learn() {
     train("--steps 0").refused(&["--steps"]);
     train("--ranks 0").refused(&["--ranks"]);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
-}
-
-#[test]
-fn generate_writes_the_same_bytes_each_time() {
-    let folder = tempfile::tempdir().unwrap();
-    let generate = |out: &str| {
-        let options = "--target avx512 --kernel logits_softmax --dtype bf16 --chunk 4096 --json --out";
-        let arguments: Vec<&str> = std::iter::once("generate").chain(options.split_whitespace()).chain([out]).collect();
-        vocabfuse(folder.path(), &arguments).json()
-    };
-    let report = generate("a");
-    generate("b");
-    let name = report["kernels"][0].as_str().unwrap();
-    assert!(name.starts_with("logits_softmax__cross_entropy_bf16_c4096__avx512"), "{name}");
-    let file = |out: &str| std::fs::read(folder.path().join(out).join(format!("avx512/{name}.rs"))).unwrap();
-    assert_eq!(file("a"), file("b"));
-    for file in report["files"].as_array().unwrap() {
-        assert!(folder.path().join("a").join(file.as_str().unwrap()).is_file());
-    }
-}
-
-#[test]
-fn generate_refuses_what_no_template_covers() {
-    let folder = tempfile::tempdir().unwrap();
-    let generate = |options: &str| {
-        let arguments: Vec<&str> = std::iter::once("generate").chain(options.split_whitespace()).collect();
-        vocabfuse(folder.path(), &arguments)
-    };
-    generate("--target amx --dtype f32 --out o").refused(&["f32", "amx", "bf16"]);
-    generate("--target sse --out o").refused(&["--target", "scalar, avx2, avx512"]);
-    generate("--target scalar --kernel matmul --out o").refused(&["--kernel", "logits_softmax"]);
-    generate("--target scalar --chunk 100 --out o").refused(&["--chunk", "power of two"]);
-    generate("--target scalar").refused(&["--out"]);
-    generate("--target scalar --out o --compile").refused(&["--compile", "scalar", "sm_80"]);
-    generate("--target sm_80 --out o --architecture sm_80").refused(&["--compile"]);
-    generate("--target sm_80 --out o --compile --architecture sm_12").refused(&["--architecture", "sm_80, sm_86"]);
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    std::fs::write(folder.path().join("file"), "").unwrap();
-    generate("--target scalar --kernel merge --out file").refused(&["--out", "file"]);
-}
-
-#[test]
-fn cuda_kernels_are_compiled_and_measured() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = "--target sm_80 --kernel merge --architecture sm_80,sm_89 --out o --compile --json";
-    let arguments: Vec<&str> = std::iter::once("generate").chain(options.split_whitespace()).collect();
-    let report = vocabfuse(folder.path(), &arguments).json();
-    let name = report["kernels"][0].as_str().unwrap();
-    for file in [format!("o/cuda/{name}.cu"), "o/cuda/manifest.json".to_owned()] {
-        assert!(folder.path().join(file).is_file());
-    }
-    let resources = report["resources"].as_array().unwrap();
-    let of = |key: &str| resources.iter().map(|r| r[key].clone()).collect::<Vec<_>>();
-    assert_eq!(of("architecture"), ["sm_80", "sm_89"]);
-    assert_eq!(of("spills"), [0, 0]);
-    assert!(of("registers").iter().chain(&of("warps")).all(|r| r.as_u64() > Some(7)), "{report}");
-    // S, and T in two ways, of three shapes on two GPUs.
-    let roofline = report["roofline"].as_array().unwrap();
-    assert_eq!(roofline.len(), 18);
-    let a100 = &roofline[0];
-    assert_eq!((&a100["gpu"], &a100["tokens"], &a100["pass"]), (&"A100".into(), &4096.into(), &"S".into()));
-    // 4 NVH operations at 312 TFLOP/s.
-    let least = 4.0 * 4096.0 * 4096.0 * 128_256.0 / 312e12 * 1e3;
-    assert!(a100["roofline_ms"].as_f64().unwrap() >= least, "{a100}");
-}
-
-#[test]
-fn compiling_without_a_compiler_says_which_package_is_missing() {
-    let folder = tempfile::tempdir().unwrap();
-    let arguments = ["generate", "--target", "sm_80", "--kernel", "merge", "--out", "o", "--compile"];
-    // A folder that is named takes the place of the one that the tests install into.
-    let ended = vocabfuse_with(folder.path(), &arguments, &[("VOCABFUSE_NVRTC", "nowhere")]);
-    if ended.code == Some(0) {
-        // The system has the compiler.
-        return;
-    }
-    ended.refused(&["NVRTC", "nvidia-cuda-nvrtc-cu12==12.9.86"]);
-    assert!(!folder.path().join("o").exists());
-}
-
-#[test]
-fn list_shows_what_runs_here() {
-    let folder = tempfile::tempdir().unwrap();
-    let report = vocabfuse(folder.path(), &["list", "--target", "scalar", "--json"]).json();
-    let kernels = report["kernels"].as_array().unwrap();
-    assert!(!kernels.is_empty());
-    for kernel in kernels {
-        assert_eq!((&kernel["target"], &kernel["runnable"]), (&Value::from("scalar"), &Value::from(true)));
-        assert!(kernel["name"].as_str().unwrap().starts_with(kernel["kernel"].as_str().unwrap()));
-    }
-    let ended = vocabfuse(folder.path(), &["list"]);
-    assert!(ended.stdout.contains("logits_softmax__cross_entropy_f32_c512__scalar"), "{}", ended.stdout);
-    let cuda = vocabfuse(folder.path(), &["list", "--target", "sm_80", "--json"]).json();
-    let softmax = "logits_softmax__cross_entropy_bf16_c8192__sm80_m128n256k32s4";
-    assert!(cuda["kernels"].as_array().unwrap().iter().any(|k| k["name"] == softmax && k["target"] == "sm_80"));
-    let resources = cuda["resources"].as_array().unwrap().iter().filter(|r| r["name"] == softmax);
-    let of: Vec<_> = resources.map(|r| (r["architecture"].as_str().unwrap(), r["spills"].as_u64())).collect();
-    assert_eq!(of, [("sm_80", Some(0)), ("sm_90", Some(0))]);
-    vocabfuse(folder.path(), &["list", "--target", "mmx"]).refused(&["--target", "scalar, avx2, avx512"]);
 }
 
 #[test]
