@@ -153,6 +153,8 @@ spelled! {
         RowStatistics = "row_statistics",
         /// Q of an operator from the logits of one chunk.
         RowGradient = "row_gradient",
+        /// Q of an operator in the dtype of X and W, for the products of one chunk; CUDA.
+        RoundRows = "round_rows",
         /// A += Q W for one chunk, Q in f32; CPU.
         InputGrad = "input_grad",
         /// dW += transposed Q X for some rows of one chunk, Q in f32; CPU.
@@ -207,26 +209,25 @@ impl KernelKind {
 
     /// Whether only operators have the kernel: all of f32 tiles between their products.
     pub fn is_operators(self) -> bool {
-        self.is_rows() || matches!(self, KernelKind::Logits | KernelKind::InputGrad | KernelKind::VocabularyGrad)
+        use KernelKind::{InputGrad, Logits, RoundRows, VocabularyGrad};
+        self.is_rows() || matches!(self, Logits | RoundRows | InputGrad | VocabularyGrad)
     }
 
     /// Whether a CUDA target has the kernel.
     pub fn on_cuda(self) -> bool {
         use KernelKind::{
-            PackTokens, PackTokensGrad, PackVocabulary, UnpackAccumulator, WeightGradRecompute, WeightGradSaved,
+            InputGrad, PackTokens, PackTokensGrad, PackVocabulary, UnpackAccumulator, VocabularyGrad,
+            WeightGradRecompute, WeightGradSaved,
         };
-        let only_cpu = matches!(
-            self,
-            PackTokens | PackTokensGrad | PackVocabulary | UnpackAccumulator | WeightGradSaved | WeightGradRecompute
-        );
-        !only_cpu && !self.is_operators()
+        let packs = matches!(self, PackTokens | PackTokensGrad | PackVocabulary | UnpackAccumulator);
+        !packs && !matches!(self, InputGrad | VocabularyGrad | WeightGradSaved | WeightGradRecompute)
     }
 
     /// Whether only CUDA targets have the kernel.
     pub fn only_cuda(self) -> bool {
         use KernelKind::{
             Accumulate, FilterTiles, GradientScale, LogitsGradient, ReduceColumns, ReduceLoss, ReduceStatistics,
-            SavedGradient, SelectTokens,
+            RoundRows, SavedGradient, SelectTokens,
         };
         self == KernelKind::WeightGrad
             || matches!(
@@ -240,6 +241,7 @@ impl KernelKind {
                     | GradientScale
                     | FilterTiles
                     | ReduceColumns
+                    | RoundRows
             )
     }
 
@@ -252,15 +254,17 @@ impl KernelKind {
                 | KernelKind::Accumulate
                 | KernelKind::LogitsGradient
                 | KernelKind::WeightGrad
+                | KernelKind::Logits
         )
     }
 
     // What the tensors are made of does not matter to kernels that see only f32 values.
     fn has_dtype(self, target: Target) -> bool {
-        use KernelKind::{FilterTiles, Merge, ReduceColumns, ReduceLoss, SelectTokens};
+        use KernelKind::{FilterTiles, Logits, Merge, ReduceColumns, ReduceLoss, RoundRows, SelectTokens};
         match self {
             // Targets of one dtype have it in all names.
             Merge => Target::BF16.contains(&target),
+            Logits | RoundRows if target.is_cuda() => true,
             _ if self.is_operators() => Target::BF16.contains(&target),
             FilterTiles | ReduceColumns | SelectTokens | ReduceLoss => false,
             _ => true,

@@ -1,10 +1,10 @@
 //! Odd rows, odd shapes, errors, and what must not depend on threads or ranks.
 
-use crate::harness::{self, Case, Data, IGNORED, Which, check, composition, devices, run};
+use crate::harness::{self, Case, Data, IGNORED, Which, check, composition, devices, draws, run};
 use vocabfuse::reference::largest_error;
 use vocabfuse_runtime::{
     Cpu, Distribution, DistributionGradients, Dtype, Error, Ids, KlDirection, Local, Matrix, Operators, ShardLayout,
-    Target, ValueGradients, Values,
+    Target, ValueGradients,
 };
 
 const INF: f32 = f32::INFINITY;
@@ -242,19 +242,6 @@ fn threads_do_not_change_a_bit() {
             }
         }
     }
-}
-
-/// Draws for all tokens, over some shards.
-fn draws(cpu: &Cpu, logits: &[f32], vocab: usize, bounds: &[usize], seed: u64) -> Vec<Values> {
-    let layout = ShardLayout::from_bounds(bounds).unwrap();
-    let tokens = logits.len() / vocab;
-    vocabfuse::ranks::each(Local::group(layout.ranks()), |rank, comm| {
-        let range = layout.range(rank);
-        let shard = Matrix::with_stride(&logits[range.start..], tokens, range.len(), vocab)?;
-        let layer = Operators::new(cpu, &layout, rank)?;
-        Ok::<_, Error>(layer.sample(Distribution::logits(shard), seed)?.start_combine(&comm)?.wait()?.values)
-    })
-    .unwrap()
 }
 
 #[test]

@@ -6,8 +6,8 @@ use rand_chacha::ChaCha8Rng;
 use vocabfuse::operators::{self, Answer, Gradients, Query, Raw, Real, Upstream};
 use vocabfuse::{plain, ranks};
 use vocabfuse_runtime::{
-    Cpu, Distribution, DistributionGradients, Dtype, Element, Error, Ids, KlDirection, Local, Matrix, Operators,
-    ShardLayout, Statistics, Target, ValueGradients, Values,
+    Cpu, Device, Distribution, DistributionGradients, Dtype, Element, Error, Ids, KlDirection, Local, Matrix,
+    Operators, ShardLayout, Statistics, Target, ValueGradients, Values,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -164,7 +164,7 @@ fn caller(case: &Case) -> std::ops::Range<usize> {
     0..case.which.distributions()
 }
 
-pub fn run(device: &Cpu, case: &Case, data: &Data) -> Result<Run, Error> {
+pub fn run<D: Device>(device: &D, case: &Case, data: &Data) -> Result<Run, Error> {
     let layout = ShardLayout::from_bounds(&case.bounds)?;
     let typed = |values: &[Vec<f32>; 2]| [0, 1].map(|i| Typed::new(&values[i], case.dtypes[i]));
     let (x, w, logits) = (typed(&data.x), typed(&data.w), typed(&data.logits));
@@ -187,7 +187,7 @@ pub fn run(device: &Cpu, case: &Case, data: &Data) -> Result<Run, Error> {
             }
         };
         let ids = Ids { ids: &data.ids, per_token: case.per_token, ignore_index: Some(IGNORED) };
-        let statistics: Statistics<'_> = match case.which {
+        let statistics: Statistics<'_, D> = match case.which {
             Which::Logprobs => layer.logprobs(of(0), ids)?,
             Which::Entropy => layer.entropy(of(0))?,
             Which::Both => layer.logprobs_and_entropy(of(0), ids)?,
@@ -247,6 +247,19 @@ pub fn run(device: &Cpu, case: &Case, data: &Data) -> Result<Run, Error> {
     let Values { logprobs, entropy, divergence, ids, logits } = values.clone();
     let answer = Answer { logprobs, entropy, divergence, ids, logits, gradients: gradients.collect() };
     Ok(Run { answer, kernels: kernels.clone() })
+}
+
+/// Draws for all tokens, over some shards.
+pub fn draws<D: Device>(device: &D, logits: &[f32], vocab: usize, bounds: &[usize], seed: u64) -> Vec<Values> {
+    let layout = ShardLayout::from_bounds(bounds).unwrap();
+    let tokens = logits.len() / vocab;
+    ranks::each(Local::group(layout.ranks()), |rank, comm| {
+        let range = layout.range(rank);
+        let shard = Matrix::with_stride(&logits[range.start..], tokens, range.len(), vocab)?;
+        let layer = Operators::new(device, &layout, rank)?;
+        Ok::<_, Error>(layer.sample(Distribution::logits(shard), seed)?.start_combine(&comm)?.wait()?.values)
+    })
+    .unwrap()
 }
 
 /// The same by materialised logits.

@@ -2,6 +2,7 @@
 
 mod contract;
 mod harness;
+mod ptx;
 
 use harness::{Case, Data, Which, amx, check, devices, differs, run};
 use proptest::prelude::*;

@@ -6,7 +6,7 @@ use super::statistic::statistics;
 use crate::error::{Error, SpecError};
 use crate::loss::{Loss, OPERAND_FACTOR};
 use crate::lower::{Cuda, Fragment, Lowering, lower};
-use crate::manifest::{Entry, Parameter, Type, abi_hash};
+use crate::manifest::{Bindings, Entry, Parameter, Type, abi_hash};
 use crate::plan::sm80::{self, plan};
 use crate::program::{Input, Op, Program, Shape, ValueId};
 use crate::render::render;
@@ -19,12 +19,14 @@ use minijinja::{Value, context};
 /// # Errors
 /// See [`Error`].
 pub fn entry(spec: &KernelSpec, loss: &Loss) -> Result<Entry, Error> {
-    let typed = parameters(spec, loss)?;
+    Ok(entry_of(spec, &parameters(spec, loss)?, bindings(spec, loss)))
+}
+
+pub(super) fn entry_of(spec: &KernelSpec, typed: &[(String, Type)], bindings: Bindings) -> Entry {
     let spelled = |(name, ty): &(String, Type)| Parameter { name: name.clone(), ty: ty.rust(spec.dtype) };
     let parameters: Vec<Parameter> = typed.iter().map(spelled).collect();
-    let bindings = bindings(spec, loss);
     let plan = plan(spec.kernel, spec.dtype);
-    Ok(Entry {
+    Entry {
         name: spec.name(),
         spec: spec.clone(),
         abi: abi_hash(&parameters, &bindings),
@@ -35,7 +37,7 @@ pub fn entry(spec: &KernelSpec, loss: &Loss) -> Result<Entry, Error> {
         plan,
         text: String::new(),
         resources: vec![],
-    })
+    }
 }
 
 /// The module that lists texts and manifest of CUDA kernels.
@@ -48,8 +50,17 @@ pub fn emit_module(kernels: &[&Kernel]) -> Result<String, Error> {
 }
 
 pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+    render_kernel(spec, program_context(spec, loss)?, &parameters(spec, loss)?)
+}
+
+/// A kernel from the context of its programs.
+pub(super) fn render_kernel(
+    spec: &KernelSpec,
+    programs: Value,
+    parameters: &[(String, Type)],
+) -> Result<Kernel, Error> {
     let name = spec.name();
-    let list: Vec<String> = parameters(spec, loss)?.iter().map(|(name, ty)| format!("{} {name}", ty.cuda())).collect();
+    let list: Vec<String> = parameters.iter().map(|(name, ty)| format!("{} {name}", ty.cuda())).collect();
     let common = context! {
         version => env!("CARGO_PKG_VERSION"),
         name => name.as_str(),
@@ -67,7 +78,7 @@ pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
         skip_columns => sm80::TILE_COLUMNS,
         ..product_context(spec.kernel)
     };
-    let text = render("cuda/kernel.cu.in", &name, context! { ..program_context(spec, loss)?, ..common })?;
+    let text = render("cuda/kernel.cu.in", &name, context! { ..programs, ..common })?;
     Ok(Kernel { spec: spec.clone(), name, text })
 }
 
@@ -79,7 +90,9 @@ fn template(kernel: KernelKind) -> KernelKind {
 // Which operands hold the inner dimension contiguously, and which belong to the caller, who may align them as he likes.
 fn product_context(kernel: KernelKind) -> Value {
     let (a_rows, b_rows, callers_a) = match kernel {
-        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand | KernelKind::LogitsGradient => (true, true, true),
+        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand | KernelKind::LogitsGradient | KernelKind::Logits => {
+            (true, true, true)
+        }
         KernelKind::Accumulate => (true, false, false),
         _ => (false, false, false),
     };
@@ -177,6 +190,6 @@ fn incomplete(loss: &Loss) -> Error {
     }
 }
 
-fn lowered(program: &Program, prefix: &str, wanted: &[(ValueId, Shape)]) -> Result<Value, Error> {
+pub(super) fn lowered(program: &Program, prefix: &str, wanted: &[(ValueId, Shape)]) -> Result<Value, Error> {
     Ok(Value::from(Serde(&lower(program, &Cuda, prefix, wanted)?)))
 }

@@ -63,7 +63,7 @@ fn column_gradients(kernel: KernelKind, loss: &Loss) -> Vec<String> {
 }
 
 // Names become identifiers of the text.
-fn identifier(name: &str) -> Result<&str, Error> {
+pub(super) fn identifier(name: &str) -> Result<&str, Error> {
     let valid = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     let supported = "letters, digits and underscores".to_owned();
     if valid {
@@ -186,6 +186,31 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
                 ("columns", Int),
                 ("gradient", Write(F32)),
                 ("beta", Int),
+            ],
+            &[],
+        ),
+        KernelKind::Logits => (
+            &[
+                ("x", Read(Element)),
+                ("x_stride", Long),
+                ("w", Read(Element)),
+                ("w_stride", Long),
+                ("tokens", Int),
+                ("hidden", Int),
+                ("columns", Int),
+                ("logits", Write(F32)),
+                ("stride", Long),
+            ],
+            &[],
+        ),
+        KernelKind::RoundRows => (
+            &[
+                ("q", Read(F32)),
+                ("stride", Long),
+                ("columns", Int),
+                ("scale", Read(F32)),
+                ("rounded", Write(Element)),
+                ("exponents", Write(F32)),
             ],
             &[],
         ),

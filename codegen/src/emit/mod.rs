@@ -4,10 +4,12 @@ mod cpu;
 mod cpu_operator;
 mod cuda;
 mod cuda_abi;
+mod cuda_operator;
 mod statistic;
 
 pub use cpu::{emit_module, emit_prelude};
 pub use cuda::{emit_module as emit_cuda_module, entry as cuda_entry};
+pub use cuda_operator::{logits_entry as cuda_logits_entry, operator_entry as cuda_operator_entry};
 
 use crate::error::{Error, SpecError};
 use crate::loss::Loss;
@@ -43,7 +45,8 @@ pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
 /// # Errors
 /// See [`Error`].
 pub fn emit_operator(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Kernel, Error> {
-    cpu_operator::emit(spec, operator, distribution)
+    let emit = if spec.target.is_cuda() { cuda_operator::emit } else { cpu_operator::emit };
+    emit(spec, operator, distribution)
 }
 
 /// Generates the kernel that applies the options of the logits.
@@ -51,5 +54,5 @@ pub fn emit_operator(spec: &KernelSpec, operator: &Operator, distribution: usize
 /// # Errors
 /// See [`Error`].
 pub fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel, Error> {
-    cpu_operator::emit_logits(spec, form)
+    if spec.target.is_cuda() { cuda_operator::emit_logits(spec, form) } else { cpu_operator::emit_logits(spec, form) }
 }

@@ -52,13 +52,14 @@ impl Library {
         Library { driver: Arc::clone(&self.driver), compiler: self.compiler.clone(), loaded: Arc::default() }
     }
 
-    fn get(&self, spec: &KernelSpec, loss: &Loss) -> Result<Arc<Kernel>> {
+    /// The kernel of a specification; its source is asked for unless it is loaded.
+    pub(super) fn get(&self, spec: &KernelSpec, source: impl FnOnce() -> Result<Source>) -> Result<Arc<Kernel>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let name = spec.name();
         if let Some(kernel) = loaded.get(&name) {
             return Ok(Arc::clone(kernel));
         }
-        let source = Source::new(spec, loss)?;
+        let source = source()?;
         let code = self.compiler.code(&source)?;
         let kernel = Arc::new(Kernel { handle: self.driver.load(&name, &code)?, entry: source.entry });
         loaded.insert(name, Arc::clone(&kernel));
@@ -144,7 +145,8 @@ impl Kernels {
 
     /// A call of a kernel, to be given its arguments.
     pub(super) fn call(&self, kind: KernelKind) -> Result<Call<'_>> {
-        let kernel = self.library.get(&self.spec(kind)?, &self.loss)?;
+        let spec = self.spec(kind)?;
+        let kernel = self.library.get(&spec, || Source::new(&spec, &self.loss))?;
         Ok(Call::new(self.driver(), kernel))
     }
 }
@@ -172,7 +174,7 @@ pub(super) fn kinds(dtype: Dtype) -> Vec<KernelKind> {
 }
 
 // Reports have names of kernels that live as long as the program does. There are only so many kernels.
-fn interned(name: String) -> &'static str {
+pub(super) fn interned(name: String) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = names.get(name.as_str()) {

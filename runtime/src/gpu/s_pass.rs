@@ -105,14 +105,19 @@ impl Saved {
     }
 }
 
+/// An error for an extent that kernels cannot count.
+pub(super) fn check_extent(tensor: &'static str, extent: usize) -> Result<()> {
+    i32::try_from(extent).map(|_| ()).map_err(|_| {
+        let expected = "extents below 2^31".to_owned();
+        Error::Shape { tensor, expected, found: extent.to_string() }
+    })
+}
+
 /// Copies the inputs to the device. Tokens that count are gathered there.
 pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
     let driver = kernels.driver();
     for (tensor, rows) in [("x", pass.x.rows()), ("w", pass.w.rows()), ("x", pass.x.columns())] {
-        if i32::try_from(rows).is_err() {
-            let expected = "extents below 2^31".to_owned();
-            return Err(Error::Shape { tensor, expected, found: rows.to_string() });
-        }
+        check_extent(tensor, rows)?;
     }
     let width = padded_hidden(kernels.dtype, pass.x.columns());
     let tokens = pass.rows.len();

@@ -3,9 +3,9 @@
 use crate::{Error, Result};
 use std::borrow::Cow;
 use std::sync::OnceLock;
-use vocabfuse_codegen::emit::{cuda_entry, emit};
+use vocabfuse_codegen::emit::{self, cuda_entry, cuda_logits_entry, cuda_operator_entry, emit};
 use vocabfuse_codegen::manifest::{Entry, Manifest};
-use vocabfuse_codegen::{KernelSpec, Loss};
+use vocabfuse_codegen::{KernelSpec, LogitsForm, Loss, Operator};
 
 /// A kernel before it is compiled.
 #[derive(Debug)]
@@ -25,9 +25,26 @@ impl Source {
         {
             return Ok(known);
         }
+        Source::generated(cuda_entry(spec, loss), emit(spec, loss))
+    }
+
+    /// The kernel that applies the options of the logits.
+    pub(super) fn of_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Source> {
+        Source::generated(cuda_logits_entry(spec, form), emit::emit_logits(spec, form))
+    }
+
+    /// A kernel of an operator; a gradient by one of its distributions.
+    pub(super) fn of_operator(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Source> {
+        let entry = cuda_operator_entry(spec, operator, distribution);
+        Source::generated(entry, emit::emit_operator(spec, operator, distribution))
+    }
+
+    fn generated(
+        entry: std::result::Result<Entry, vocabfuse_codegen::Error>,
+        kernel: std::result::Result<emit::Kernel, vocabfuse_codegen::Error>,
+    ) -> Result<Source> {
         let failed = |e: vocabfuse_codegen::Error| Error::Compile(e.to_string());
-        let entry = cuda_entry(spec, loss).map_err(failed)?;
-        Ok(Source { entry, text: Cow::Owned(emit(spec, loss).map_err(failed)?.text) })
+        Ok(Source { entry: entry.map_err(failed)?, text: Cow::Owned(kernel.map_err(failed)?.text) })
     }
 }
 
