@@ -1,6 +1,9 @@
 //! Generates sets of kernels: for `cargo xtask generate`, and for the build script of any crate.
 
-use crate::emit::{Kernel, cuda_entry, emit, emit_cuda_module, emit_logits, emit_module, emit_operator, emit_prelude};
+use crate::emit::{
+    Kernel, cuda_entry, cuda_logits_entry, cuda_operator_entry, emit, emit_cuda_module, emit_logits, emit_module,
+    emit_operator, emit_prelude,
+};
 use crate::error::Error;
 use crate::loss::{CrossEntropyForm, Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
@@ -91,6 +94,14 @@ impl Builder {
         Builder::new().targets(Target::CUDA).dtypes(&[Dtype::Bf16, Dtype::F16]).chunks(DEFAULT_CUDA_CHUNKS)
     }
 
+    /// What the crate `vocabfuse-kernels` holds for CUDA targets: [`Builder::cuda`] and all operators.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn checked_in_cuda() -> Result<Builder, Error> {
+        Ok(Builder::cuda().operators(&operator::all()?))
+    }
+
     /// Only these targets.
     pub fn targets(mut self, targets: &[Target]) -> Builder {
         self.targets = targets.to_vec();
@@ -163,7 +174,7 @@ impl Builder {
                     }
                 }
             }
-            if !target.is_cuda() && !Target::BF16.contains(&target) {
+            if !Target::BF16.contains(&target) {
                 self.generate_operators(target, &mut kernels)?;
             }
         }
@@ -183,7 +194,9 @@ impl Builder {
         }
         for operator in &self.operators {
             operator.verify()?;
-            for kind in [KernelKind::RowStatistics, KernelKind::Merge, KernelKind::Finish] {
+            // Rows are merged and finished in host memory.
+            let on_host = [KernelKind::Merge, KernelKind::Finish].into_iter().filter(|_| !target.is_cuda());
+            for kind in std::iter::once(KernelKind::RowStatistics).chain(on_host) {
                 if let Some(spec) = spec(kind, &operator.name) {
                     kernels.push(emit_operator(&spec, operator, 0)?);
                 }
@@ -227,13 +240,34 @@ impl Builder {
         let known = self.losses()?;
         let mut entries = vec![];
         for kernel in self.generate()?.iter().filter(|k| k.spec.target.is_cuda()) {
-            // A kernel without a loss holds no program, so that any stands for it.
-            let named = |l: &&Wanted| kernel.spec.loss.as_ref().is_none_or(|name| *name == l.loss.name);
-            if let Some(Wanted { loss, .. }) = known.iter().find(named) {
-                entries.push(cuda_entry(&kernel.spec, loss)?);
-            }
+            entries.extend(self.entry(&kernel.spec, &known)?);
         }
         Ok(entries)
+    }
+
+    // The entry of a kernel whose programs are among those of the builder.
+    fn entry(&self, spec: &KernelSpec, losses: &[Wanted]) -> Result<Option<Entry>, Error> {
+        let named = |name: &str| spec.loss.as_deref() == Some(name);
+        match spec.kernel {
+            KernelKind::RowLogits => {
+                let form = LogitsForm::ALL.iter().find(|form| named(form.name()));
+                form.map(|form| cuda_logits_entry(spec, *form)).transpose()
+            }
+            KernelKind::RowStatistics => {
+                let operator = self.operators.iter().find(|o| named(&o.name));
+                operator.map(|o| cuda_operator_entry(spec, o, 0)).transpose()
+            }
+            KernelKind::RowGradient => {
+                let gradients = self.operators.iter().flat_map(|o| (0..o.gradients.len()).map(move |d| (o, d)));
+                let mut alike = gradients.filter(|(o, distribution)| named(&o.gradient_name(*distribution)));
+                alike.next().map(|(o, distribution)| cuda_operator_entry(spec, o, distribution)).transpose()
+            }
+            // A kernel without a loss holds no program, so that any stands for it.
+            _ => {
+                let wanted = losses.iter().find(|l| spec.loss.is_none() || named(&l.loss.name));
+                wanted.map(|wanted| cuda_entry(spec, &wanted.loss)).transpose()
+            }
+        }
     }
 
     /// All files by path: `<target>/mod.rs`, `<target>/prelude.rs` and one file a kernel for CPU targets; for CUDA

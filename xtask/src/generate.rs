@@ -33,7 +33,7 @@ fn replace(files: &BTreeMap<String, String>, root: &Path, folders: &[&str]) -> R
 /// Replaces all generated files: Rust kernels under `src`, CUDA texts beside it, with a manifest of what NVRTC made of
 /// them. Only texts that changed are compiled.
 pub fn write() -> Result<()> {
-    let (cpu, mut cuda) = (Builder::checked_in()?.files()?, Builder::cuda().files()?);
+    let (cpu, mut cuda) = (Builder::checked_in()?.files()?, Builder::checked_in_cuda()?.files()?);
     cuda.insert(MANIFEST.to_owned(), manifest()?.to_json());
     let targets: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
     replace(&cpu, &folder("src"), &targets)?;
@@ -43,7 +43,7 @@ pub fn write() -> Result<()> {
 }
 
 fn manifest() -> Result<Manifest> {
-    let builder = Builder::cuda();
+    let builder = Builder::checked_in_cuda()?;
     // One that cannot be read has nothing to reuse.
     let old = std::fs::read_to_string(folder(MANIFEST)).unwrap_or_default();
     let known = Manifest::parse(&old).unwrap_or_else(|_| Manifest::new(vec![]));

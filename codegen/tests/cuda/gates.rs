@@ -5,22 +5,26 @@ use vocabfuse_codegen::compile::measure::{Bench, DEFAULT_ARCHITECTURES};
 use vocabfuse_codegen::compile::nvrtc::Nvrtc;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::compile::{roofline, tools};
-use vocabfuse_codegen::emit::{cuda_entry, emit};
-use vocabfuse_codegen::manifest::{Manifest, Resources};
-use vocabfuse_codegen::{Builder, Dtype, KernelSpec, Precision, Target, cross_entropy};
+use vocabfuse_codegen::emit::{Kernel, cuda_entry};
+use vocabfuse_codegen::manifest::{Entry, Manifest, Resources};
+use vocabfuse_codegen::{Builder, Dtype, Precision, Target, cross_entropy, operator};
 
 // The default set, and the forms that are compiled when asked for: all kinds, dtypes and precisions at one chunk, since
 // a chunk changes nothing but constants.
-fn specs() -> Vec<KernelSpec> {
-    let of = |builder: Builder| builder.generate().unwrap().into_iter().map(|k| k.spec).collect::<Vec<_>>();
-    let mut specs = of(Builder::cuda().chunks(&[8192]));
-    specs.extend(of(Builder::cuda().dtypes(&[Dtype::Bf16]).chunks(&[2048, 32768])));
+fn kernels() -> Vec<(Kernel, Entry)> {
+    let of = |builder: Builder| {
+        let kernels = builder.generate().unwrap().into_iter().zip(builder.entries().unwrap());
+        kernels.inspect(|(kernel, entry)| assert_eq!(kernel.name, entry.name)).collect::<Vec<_>>()
+    };
+    let mut kernels = of(Builder::checked_in_cuda().unwrap().chunks(&[8192]));
+    kernels.extend(of(Builder::cuda().dtypes(&[Dtype::Bf16]).chunks(&[2048, 32768])));
     let more = Builder::new().targets(Target::CUDA).chunks(&[8192]).precisions(Precision::ALL).narrow(true);
-    specs.extend(of(more.dtypes(&[Dtype::Bf16, Dtype::F32])));
-    let mut unique: Vec<KernelSpec> = vec![];
-    specs.into_iter().for_each(|s| {
-        if !unique.contains(&s) {
-            unique.push(s)
+    let more = more.operators(&operator::all().unwrap());
+    kernels.extend(of(more.dtypes(&[Dtype::Bf16, Dtype::F32])));
+    let mut unique: Vec<(Kernel, Entry)> = vec![];
+    kernels.into_iter().for_each(|kernel| {
+        if unique.iter().all(|(known, _)| known.name != kernel.0.name) {
+            unique.push(kernel)
         }
     });
     unique
@@ -34,12 +38,12 @@ fn checked_in() -> Option<Manifest> {
 
 #[test]
 fn every_kernel_compiles_within_its_limits() {
-    let (loss, manifest) = (cross_entropy().unwrap(), checked_in());
+    let manifest = checked_in();
     let bench = Bench::new().unwrap_or_else(|e| panic!("{e}"));
     assert!(bench.disassembles(), "nvdisasm was not found; {}", tools::INSTALL);
     for on in DEFAULT_ARCHITECTURES.map(|name| Architecture::parse(name).unwrap()) {
-        for spec in specs() {
-            let (kernel, entry) = (emit(&spec, &loss).unwrap(), cuda_entry(&spec, &loss).unwrap());
+        for (kernel, entry) in kernels() {
+            let spec = &kernel.spec;
             let start = Instant::now();
             // Refuses spills, too few warps, and main loops of other instructions than those of tensor cores.
             let (_, resources) = bench.measure(&entry, &kernel.text, on).unwrap_or_else(|e| panic!("{e}"));

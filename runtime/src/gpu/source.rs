@@ -30,13 +30,17 @@ impl Source {
 
     /// The kernel that applies the options of the logits.
     pub(super) fn of_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Source> {
-        Source::generated(cuda_logits_entry(spec, form), emit::emit_logits(spec, form))
+        let generated = || Source::generated(cuda_logits_entry(spec, form), emit::emit_logits(spec, form));
+        checked_in(&spec.name()).map_or_else(generated, Ok)
     }
 
     /// A kernel of an operator; a gradient by one of its distributions.
     pub(super) fn of_operator(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Source> {
-        let entry = cuda_operator_entry(spec, operator, distribution);
-        Source::generated(entry, emit::emit_operator(spec, operator, distribution))
+        let generated = || {
+            let entry = cuda_operator_entry(spec, operator, distribution);
+            Source::generated(entry, emit::emit_operator(spec, operator, distribution))
+        };
+        checked_in(&spec.name()).map_or_else(generated, Ok)
     }
 
     fn generated(
