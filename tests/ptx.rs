@@ -225,6 +225,7 @@ fn kernels_compile_ahead_for_a_gpu_that_is_not_there() {
     let folder = tempfile::tempdir().unwrap();
     let names = Gpu::compile_ahead("sm_90", Dtype::F16, None, CHUNK, folder.path()).unwrap();
     assert!(names.iter().any(|n| n.starts_with("weight_grad__f16_c512")), "{names:?}");
+    assert!(names.iter().any(|n| n.starts_with("row_statistics__kl_divergence")), "{names:?}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), names.len());
     assert!(Gpu::compile_ahead("sm_70", Dtype::F16, None, CHUNK, folder.path()).is_err());
 }

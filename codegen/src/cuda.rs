@@ -81,6 +81,24 @@
 //! zeros to what does not count, and `reduce_loss`, one block, sets its loss and lse to 0 (NaN for -2) and writes the sum of
 //! all losses over the divisor to `total`.
 //!
+//! # Operators
+//!
+//! Logits of one chunk in f32, `[N][stride]` with `stride` = C, the chunk of the products; Q
+//! likewise. For each chunk and distribution, `logits` (`w` = row `first_column` of W), unless logits are given, and `row_logits`
+//! in place, whose column inputs are those of the whole shard and not null.
+//!
+//! Statistics: `row_statistics` brings `state`, f32 `[1 or 2 + S][token_stride]`, from before the chunk to after it; the host
+//! fills it with what a row is that has seen no logit. `ids` are the selected ids within the shard, `[slots][token_stride]`, -1
+//! for none; `selected` gets values at those that lie in the chunk, `[values][slots][token_stride]`. `top_keys` (-inf at first),
+//! `top_values` and `top_ids` (-1 at first) are `[top_slots][token_stride]`. `first_id` is the global id of the shard's first.
+//! Rows are merged and finished on the host.
+//!
+//! Gradients: `row_gradient` writes Q, with the upstream gradient at selected ids from `weights`, `[slots][token_stride]`, and
+//! for f16 the largest |Q| of each row to `peaks`, of which `gradient_scale` makes `scale` (`bound` times `upstream` = `peaks`).
+//! `reduce_columns` adds up the columns of Q, each row being a tile. `round_rows` makes Q times `scale[0]` an operand of
+//! `accumulate`, with `e_references` = `exponents` and `references` = zeros, and of `weight_grad`, with `scale`; all these are
+//! null for the other dtypes.
+//!
 //! # Input layer
 //!
 //! `gather_rows` copies `table[ids[i]]`, or zeros where `ids[i]` is negative. `scatter_add` adds rows into a table of f32:
@@ -90,7 +108,7 @@
 use crate::plan::sm80::{REDUCE_ROWS, TILE_COLUMNS, TILE_TOKENS, plan};
 use crate::spec::{Dtype, KernelKind};
 
-/// Blocks of `logits_softmax` and `logits_gradient` for some tokens and columns of a chunk.
+/// Blocks of `logits_softmax`, `logits_gradient` and `logits` for some tokens and columns of a chunk.
 pub fn logits_blocks(tokens: usize, columns: usize) -> usize {
     product_blocks(KernelKind::LogitsSoftmax, tokens, columns)
 }
@@ -139,7 +157,7 @@ pub fn reduce_columns_blocks(columns: usize) -> usize {
 /// Blocks of kernels that look at all tokens together: `gradient_scale`, `select_tokens` and `reduce_loss`.
 pub const ONE_BLOCK: usize = 1;
 
-/// Blocks of `merge`, `finish` and `gather_rows` (a row each); of `scatter_add` (an id each); of `gradient_scale` (one).
+/// Blocks of `merge`, `finish`, `gather_rows`, `row_logits`, `row_statistics`, `row_gradient` and `round_rows` (a row each); of `scatter_add` (an id each); of `gradient_scale` (one).
 pub fn row_blocks(rows: usize) -> usize {
     rows
 }

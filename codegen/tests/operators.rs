@@ -40,6 +40,12 @@ fn kernels() {
     );
     let sample = text(KernelKind::RowStatistics, Target::Avx512, "sample", "sample");
     insta::assert_snapshot!("row_statistics_avx512_sample", sample);
+    let divergence = text(KernelKind::RowStatistics, Target::Sm80, "kl_divergence", "kl_divergence");
+    insta::assert_snapshot!("row_statistics_sm80_kl_divergence", divergence);
+    let sample = text(KernelKind::RowStatistics, Target::Sm80, "sample", "sample");
+    insta::assert_snapshot!("row_statistics_sm80_sample", sample);
+    let gradient = text(KernelKind::RowGradient, Target::Sm80, "logprobs", "logprobs");
+    insta::assert_snapshot!("row_gradient_sm80_logprobs", gradient);
 }
 
 /// A tile of one row with logits of two distributions.

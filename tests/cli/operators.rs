@@ -83,6 +83,23 @@ fn given_logits_need_no_second_collective() {
 }
 
 #[test]
+fn every_operator_runs_on_the_interpreter() {
+    let mut tensors = student();
+    tensors.extend(teacher());
+    tensors.push(ids());
+    let file = bytes(&tensors);
+    let folder = Folder::new(&file);
+    for operator in ["logprobs", "entropy", "logprobs-entropy", "kl", "kl --reverse", "top-k --k 5", "sample --seed 3"]
+    {
+        for place in ["--dtype bf16", "--dtype f16 --bounds 0,5,5,40 --softcap 2", "--precision tf32x3 --ranks 2"] {
+            let options = format!("--op {operator} {place} --device ptx:sm_80 --check --json");
+            let report = folder.run(&options.split_whitespace().collect::<Vec<_>>()).json();
+            assert_eq!(report["passed"], true, "{options}: {report}");
+        }
+    }
+}
+
+#[test]
 fn ids_are_written_as_integers() {
     let folder = with(student(), vec![]);
     folder.run(&["--op", "sample", "--output-dtype", "bf16", "--ranks", "3", "--json"]).json();
@@ -119,7 +136,7 @@ fn unusable_input_is_refused() {
         (of(vec![]), "--op top-k --k 0", &["--k"]),
         (of(vec![]), "--op entropy --k 3", &["--k", "entropy", "top-k"]),
         (of(vec![]), "--op top-k --reverse", &["--reverse", "--op kl"]),
-        (of(vec![]), "--op entropy --device ptx:sm_80", &["operator entropy", "CPU only"]),
+        (of(vec![]), "--op entropy --device ptx:sm_80", &["option precision", "f32", "tf32x3"]),
         (of(vec![]), "--op entropy --save yes", &["--save", "cross-entropy"]),
         (of(vec![f32s("surprise", &[1], &[0.0])]), "--op entropy", &["tensor surprise", "unknown"]),
     ];

@@ -2,14 +2,16 @@
 
 use super::cache::Cache;
 use super::kernels::kinds;
+use super::operator;
 use super::source::Source;
 use crate::{Dtype, Error, Precision, Result};
+use std::borrow::Cow;
 use std::path::Path;
 use vocabfuse_codegen::compile::artifact::{Artifact, Label};
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::compile::{CompileError, Form, nvrtc::Nvrtc, options};
 use vocabfuse_codegen::manifest::hash;
-use vocabfuse_codegen::{KernelKind, KernelSpec, Target};
+use vocabfuse_codegen::{Builder, KernelKind, KernelSpec, Target};
 
 /// Compiles for one kind of device.
 #[derive(Clone, Debug)]
@@ -99,7 +101,30 @@ pub(super) fn ahead(
     rows.dedup();
     // Steps on the device also select their tokens and add up their losses there.
     let kinds = kinds(dtype).into_iter().chain([KernelKind::SelectTokens, KernelKind::ReduceLoss]);
-    kinds.filter(|kind| loss.has(*kind)).map(|kind| (kind, dtype)).chain(rows).map(one).collect()
+    let mut names: Vec<String> =
+        kinds.filter(|kind| loss.has(*kind)).map(|kind| (kind, dtype)).chain(rows).map(one).collect::<Result<_>>()?;
+    for source in of_operators(dtype, precision).map_err(|e| Error::Compile(e.to_string()))? {
+        if !names.contains(&source.entry.name) {
+            compiler.code(&source)?;
+            names.push(source.entry.name);
+        }
+    }
+    Ok(names)
+}
+
+/// The kernels that operators call and losses do not, whose chunk is always the same.
+fn of_operators(
+    dtype: Dtype,
+    precision: Option<Precision>,
+) -> std::result::Result<Vec<Source>, vocabfuse_codegen::Error> {
+    use KernelKind::{Accumulate, Logits, RoundRows, RowGradient, RowLogits, RowStatistics, WeightGrad};
+    let builder = Builder::checked_in_cuda()?
+        .dtypes(&[dtype])
+        .precisions(precision.as_slice())
+        .chunks(&[operator::CHUNK])
+        .kernels(&[Logits, RoundRows, Accumulate, WeightGrad, RowLogits, RowStatistics, RowGradient]);
+    let kernels = builder.generate()?.into_iter().zip(builder.entries()?);
+    Ok(kernels.map(|(kernel, entry)| Source { entry, text: Cow::Owned(kernel.text) }).collect())
 }
 
 #[cfg(test)]

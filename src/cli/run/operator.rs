@@ -101,7 +101,8 @@ impl Op {
                     _ => vec![],
                 };
                 debug_assert!(own.iter().all(|name| names::<distribution::Options>().contains(name)));
-                [own, names::<logits::Options>()].concat()
+                // They have no policy.
+                [own, one("precision"), names::<logits::Options>()].concat()
             }
         }
     }

@@ -13,7 +13,7 @@ use std::ops::Range;
 use vocabfuse_codegen::Operator;
 
 /// Columns of a chunk: 8 KB of logits a token, and with some hundred tokens a block for every multiprocessor.
-const CHUNK: usize = 2048;
+pub(super) const CHUNK: usize = 2048;
 
 /// The chunks of some classes.
 fn chunks(classes: usize) -> impl Iterator<Item = Range<usize>> {
