@@ -19,8 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 IGNORED = -100
 
 
-def write_problem(path, tokens, hidden, vocab, seed):
-    """A safetensors file with every tensor that `run` reads. The last tokens are ignored."""
+def problem(shape, options):
+    """Name of the file that a case reads: operators on distributions read others than cross-entropy."""
+    return "x".join(str(size) for size in shape) + ("-operators" if "--op" in options.split() else "")
+
+
+def write_problem(path, tokens, hidden, vocab, seed, operators):
+    """A safetensors file with every tensor that `run` reads. Among the last tokens one is ignored."""
     rng = random.Random(seed)
     spread = 3.0 / math.sqrt(hidden)
 
@@ -34,10 +39,15 @@ def write_problem(path, tokens, hidden, vocab, seed):
     tensors = [
         ("x", "F32", [tokens, hidden], values(tokens * hidden, 1.7)),
         ("w", "F32", [vocab, hidden], values(vocab * hidden, spread)),
-        ("targets", "I64", [tokens], struct.pack(f"<{tokens}q", *targets)),
+        ("ids" if operators else "targets", "I64", [tokens], struct.pack(f"<{tokens}q", *targets)),
         ("bias", "F32", [vocab], values(vocab, 0.5)),
         ("upstream", "F32", [tokens], values(tokens, 2.0)),
     ]
+    if operators:
+        tensors += [
+            ("teacher_x", "F32", [tokens, hidden + 8], values(tokens * (hidden + 8), 1.7)),
+            ("teacher_w", "F32", [vocab, hidden + 8], values(vocab * (hidden + 8), spread)),
+        ]
     header, offset = {}, 0
     for name, dtype, shape, data in tensors:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
@@ -67,11 +77,16 @@ def cases(gpu):
     for save in ["yes", "no"]:
         # The check compares with a composition in f32, which tf32 alone does not reach.
         yield ragged, f"--dtype f32 --save {save} --chunk 512" + (" --precision tf32x3" if gpu else "")
+    # Operators, over more than one of their chunks.
+    for operator in ["logprobs", "entropy", "logprobs-entropy", "kl", "kl --reverse", "top-k --k 9", "sample --seed 7"]:
+        yield (129, 40, 4200), f"--op {operator} --dtype bf16"
+        yield ragged, f"--op {operator} --dtype f16 --softcap 5 --bounds 0,300,300,1000"
+        yield ragged, f"--op {operator} --dtype f32" + (" --precision tf32x3" if gpu else "")
 
 
 def check(arguments, folder, number, shape, options):
     """Runs one case; its exit code and a line about it."""
-    name = "x".join(str(size) for size in shape)
+    name = problem(shape, options)
     output = os.path.join(folder, f"out{number}.safetensors")
     command = [arguments.binary, "run", "--input", os.path.join(folder, f"{name}.safetensors"), "--output", output]
     command += ["--device", arguments.device, "--check", "--json", *options.split()]
@@ -98,9 +113,9 @@ def main():
     start = time.monotonic()
     todo = list(cases(arguments.device != "cpu"))
     with tempfile.TemporaryDirectory() as folder:
-        for seed, shape in enumerate(sorted({shape for shape, _ in todo})):
-            name = "x".join(str(size) for size in shape)
-            write_problem(os.path.join(folder, f"{name}.safetensors"), *shape, seed)
+        for seed, (shape, name) in enumerate(sorted({(shape, problem(shape, options)) for shape, options in todo})):
+            operators = name.endswith("-operators")
+            write_problem(os.path.join(folder, f"{name}.safetensors"), *shape, seed, operators)
         # One alone first: it says whether the device can be used at all.
         code, line = check(arguments, folder, 0, *todo[0])
         if code == 2:

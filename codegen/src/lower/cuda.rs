@@ -2,8 +2,8 @@
 //!
 //! In scope: `logit`, `stored` and `reference` (floats; of a second distribution `logit_1` and `reference_1`), `selected`
 //! and `random` where a template provides them, `column` (shard-local id), `local` (the same within the
-//! tile), `token` (a row that exists), the kernel parameters `classes`, `targets`, `uniform_<name>` and `row_<name>`,
-//! and `staged_<name>`, the tile's part of a column input, zero where the caller has none.
+//! tile), `token` (a row that exists), the kernel parameters `uniform_<name>` and `row_<name>`, those of a loss also
+//! `classes` and `targets`, and `staged_<name>`, the tile's part of a column input, zero where the caller has none.
 
 use super::{Lowering, Operand, indexed};
 use crate::program::{Binary, Compare, Input, Kind, Op, Shape, Type, Unary};
