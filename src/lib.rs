@@ -34,7 +34,7 @@
 //! assert_eq!(done.dx.len(), tokens * hidden);
 //!
 //! let mut dw = vec![0.0; vocab * hidden];
-//! layer.t_pass(done.weight_grad, Gradients { dw: &mut dw, dbias: None }, Upstream::One)?; // T
+//! layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?; // T
 //! # Ok(())
 //! # }
 //! ```
