@@ -51,6 +51,14 @@ pub enum TensorError {
         /// Tensors that the file may hold.
         known: &'static [&'static str],
     },
+    /// A tensor that others read, but nothing here.
+    #[error("tensor {name}: nothing reads it here; expected only {}", read.join(", "))]
+    Unused {
+        /// Name of the tensor.
+        name: String,
+        /// Tensors that are read.
+        read: Vec<&'static str>,
+    },
     /// A tensor of the wrong shape.
     #[error("tensor {name}: shape {got:?}; expected {expected}")]
     Shape {

@@ -80,6 +80,36 @@ pub struct Wanted {
     pub teacher: bool,
     /// Ids.
     pub ids: bool,
+    /// Upstream gradients.
+    pub upstream: bool,
+    /// Upstream gradients of entropies beside others.
+    pub entropy_upstream: bool,
+}
+
+impl Wanted {
+    /// Refuses tensors that nobody would read.
+    fn check(self, file: &SafeTensors<'_>) -> Result<(), TensorError> {
+        let mut read = vec![];
+        let mut side = |logits: &'static str, linear: [&'static str; 2], bias: &'static str| {
+            read.extend(if file.tensor(logits).is_ok() { vec![logits] } else { linear.to_vec() });
+            read.push(bias);
+        };
+        side("logits", ["x", "w"], "bias");
+        if self.teacher {
+            side("teacher_logits", ["teacher_x", "teacher_w"], "teacher_bias");
+        }
+        for (wanted, name) in
+            [(self.ids, "ids"), (self.upstream, "upstream"), (self.entropy_upstream, "entropy_upstream")]
+        {
+            read.extend(wanted.then_some(name));
+        }
+        let mut names = file.names();
+        names.sort_unstable();
+        match names.into_iter().find(|name| !read.contains(name)) {
+            Some(name) => Err(TensorError::Unused { name: name.to_owned(), read }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Reads the inputs: `x` and `w`, or `logits` in their place, of f32, bf16 or f16, optionally `bias`; for a teacher the same
@@ -89,10 +119,11 @@ pub struct Wanted {
 ///
 /// # Errors
 /// [`TensorError`] for a file that is unreadable, truncated, or lacks a tensor; for a tensor with a wrong or mismatched
-/// shape, a wrong dtype or a NaN; and for one with an unknown name.
+/// shape, a wrong dtype or a NaN; and for one with an unknown name, or that the operator does not read.
 pub fn read(path: &Path, wanted: Wanted) -> Result<Inputs, TensorError> {
     let bytes = contents(path)?;
     let file = tensors(path, &bytes, KNOWN)?;
+    wanted.check(&file)?;
     let (of, tokens, vocab) = distribution(&file, ["x", "w", "logits", "bias"])?;
     let names = ["teacher_x", "teacher_w", "teacher_logits", "teacher_bias"];
     let teacher = if wanted.teacher { Some(distribution(&file, names)?) } else { None };

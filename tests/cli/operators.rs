@@ -75,8 +75,8 @@ fn values_and_gradients_pass_the_check() {
 fn given_logits_need_no_second_collective() {
     let (n, v) = (TOKENS, VOCAB);
     let logits = |name, step| f32s(name, &[n, v], &waves(n * v, step));
+    passes(&Folder::new(&bytes(&[logits("logits", 0.7)])), "--op entropy", 1);
     let folder = Folder::new(&bytes(&[logits("logits", 0.7), logits("teacher_logits", 1.1)]));
-    passes(&folder, "--op entropy", 1);
     passes(&folder, "--op kl", 1);
     let shapes: [(&str, &[usize]); 3] = [("divergence", &[n]), ("dlogits", &[n, v]), ("teacher_dlogits", &[n, v])];
     assert_eq!(folder.outputs(), outputs(&shapes));
@@ -84,19 +84,44 @@ fn given_logits_need_no_second_collective() {
 
 #[test]
 fn every_operator_runs_on_the_interpreter() {
-    let mut tensors = student();
-    tensors.extend(teacher());
-    tensors.push(ids());
-    let file = bytes(&tensors);
-    let folder = Folder::new(&file);
+    let (alone, taught) = (with(student(), vec![]), with(student(), teacher()));
+    let selecting = with(student(), vec![ids()]);
     for operator in ["logprobs", "entropy", "logprobs-entropy", "kl", "kl --reverse", "top-k --k 5", "sample --seed 3"]
     {
         for place in ["--dtype bf16", "--dtype f16 --bounds 0,5,5,40 --softcap 2", "--precision tf32x3 --ranks 2"] {
+            let folder = match operator.split(['-', ' ']).next() {
+                Some("logprobs") => &selecting,
+                Some("kl") => &taught,
+                _ => &alone,
+            };
             let options = format!("--op {operator} {place} --device ptx:sm_80 --check --json");
             let report = folder.run(&options.split_whitespace().collect::<Vec<_>>()).json();
             assert_eq!(report["passed"], true, "{options}: {report}");
         }
     }
+}
+
+#[test]
+fn tensors_that_an_operator_does_not_read_are_refused() {
+    let mut all = student();
+    all.push(f32s("entropy_upstream", &[TOKENS], &waves(TOKENS, 0.2)));
+    refuses(&bytes(&all), &["--op", "entropy"], &["tensor entropy_upstream", "nothing reads it here", "x, w, bias"]);
+    all = student();
+    all.push(ids());
+    refuses(&bytes(&all), &["--op", "top-k", "--k", "2"], &["tensor ids", "nothing reads it here"]);
+    all.push(f32s("logits", &[TOKENS, VOCAB], &waves(TOKENS * VOCAB, 0.7)));
+    refuses(&bytes(&all), &["--op", "logprobs"], &["tensor w", "expected only logits, bias, ids"]);
+}
+
+#[test]
+fn no_tokens_have_empty_outputs() {
+    let none = [f32s("x", &[0, HIDDEN], &[]), f32s("w", &[VOCAB, HIDDEN], &waves(VOCAB * HIDDEN, 1.3))];
+    let folder = Folder::new(&bytes(&none));
+    folder.run(&["--op", "entropy", "--ranks", "2", "--check", "--json"]).json();
+    let (h, v) = (HIDDEN, VOCAB);
+    assert_eq!(folder.outputs(), outputs(&[("dw", &[v, h]), ("dx", &[0, h]), ("entropy", &[0])]));
+    folder.run(&["--op", "top-k", "--k", "3", "--json"]).json();
+    assert_eq!(folder.outputs(), outputs(&[("ids", &[0, 3]), ("logits", &[0, 3]), ("logprobs", &[0, 3])]));
 }
 
 #[test]

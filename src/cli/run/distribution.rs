@@ -39,7 +39,9 @@ impl Options {
         dtype: Option<Dtype>,
     ) -> anyhow::Result<OnDistribution> {
         let ids = matches!(op, Op::Logprobs | Op::LogprobsEntropy);
-        let mut inputs = read(input, Wanted { teacher: op == Op::Kl, ids })?;
+        let upstream = !matches!(op, Op::TopK | Op::Sample);
+        let wanted = Wanted { teacher: op == Op::Kl, ids, upstream, entropy_upstream: op == Op::LogprobsEntropy };
+        let mut inputs = read(input, wanted)?;
         for operand in std::iter::once(&mut inputs.of).chain(&mut inputs.teacher) {
             if let Operands::Linear { x, w, .. } = &operand.source
                 && dtype.is_none()
@@ -170,16 +172,18 @@ impl OnDistribution {
         let (tokens, slots) = (self.inputs.tokens, self.slots());
         let per_slot = if slots == 1 { vec![tokens] } else { vec![tokens, slots] };
         let mut outputs = vec![];
-        if !values.ids.is_empty() || !self.differentiable() {
+        let picks = matches!(self.op, Op::TopK | Op::Sample);
+        if picks {
             outputs.push(Tensor { ids: Some(values.ids), ..Tensor::floats("ids", per_slot.clone(), vec![]) });
         }
-        for (name, shape, values) in [
-            ("logprobs", &per_slot, values.logprobs),
-            ("logits", &per_slot, values.logits),
-            ("entropy", &vec![tokens], values.entropy),
-            ("divergence", &vec![tokens], values.divergence),
+        let has = |ops: &[Op]| ops.contains(&self.op);
+        for (given, name, shape, values) in [
+            (picks || has(&[Op::Logprobs, Op::LogprobsEntropy]), "logprobs", &per_slot, values.logprobs),
+            (picks, "logits", &per_slot, values.logits),
+            (has(&[Op::Entropy, Op::LogprobsEntropy]), "entropy", &vec![tokens], values.entropy),
+            (has(&[Op::Kl]), "divergence", &vec![tokens], values.divergence),
         ] {
-            if !values.is_empty() {
+            if given {
                 outputs.push(Tensor::floats(name, shape.clone(), values));
             }
         }

@@ -37,7 +37,8 @@ use vocabfuse::{Device, Dtype, Ptx, ShardLayout};
 /// embedding reads ids [N], w [V, H], and optionally dy [N, H]; it writes y [N, H], and with dy dw [V, H].
 ///
 /// logprobs, entropy and logprobs-entropy read x and w, or logits [N, V] in their place, and optionally bias; logprobs also
-/// ids, [N] or [N, k]; and optionally upstream gradients, upstream and entropy_upstream (one by default). They write logprobs
+/// ids, [N] or [N, k]; and optionally upstream gradients, upstream, and beside log-probabilities entropy_upstream (one by
+/// default). They write logprobs
 /// and entropy, and dx, dw or dlogits, and dbias. kl reads a teacher besides, teacher_x and so on, and writes divergence and
 /// the gradients of both. top-k and sample write ids, logits and logprobs.
 #[derive(Debug, clap::Args)]
