@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::loss::{CrossEntropyForm, Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
 use crate::operator::{self, LogitsForm, Operator};
-use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
+use crate::spec::{Dtype, KernelKind, KernelSpec, Place, Precision, Target, check_chunk};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -89,6 +89,20 @@ impl Builder {
         Ok(builder)
     }
 
+    /// What the crate `vocabfuse-kernels` holds for products of f32 in bf16x3: every form of cross-entropy, and the products
+    /// of operators, in the smallest chunk.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn checked_in_bf16x3() -> Result<Builder, Error> {
+        let builder = Builder::new().targets(Target::BF16).dtypes(&[Dtype::F32]).precisions(&[Precision::Bf16x3]);
+        let mut builder = builder.chunks(&DEFAULT_CHUNKS[..1]).operators(&operator::all()?);
+        for form in CrossEntropyForm::all() {
+            builder = builder.loss(form.loss()?);
+        }
+        Ok(builder)
+    }
+
     /// All CUDA targets and kernels, bf16 and f16, the default CUDA chunks, and cross-entropy.
     pub fn cuda() -> Builder {
         Builder::new().targets(Target::CUDA).dtypes(&[Dtype::Bf16, Dtype::F16]).chunks(DEFAULT_CUDA_CHUNKS)
@@ -114,7 +128,8 @@ impl Builder {
         self
     }
 
-    /// Also CUDA kernels whose products of f32 have these precisions; without any, f32 has no products there.
+    /// Also kernels whose products of f32 have these precisions, for targets that have them; without any, f32 has no
+    /// products on CUDA targets and on those that multiply bf16.
     pub fn precisions(mut self, precisions: &[Precision]) -> Builder {
         self.precisions = precisions.to_vec();
         self
@@ -270,8 +285,8 @@ impl Builder {
         }
     }
 
-    /// All files by path: `<target>/mod.rs`, `<target>/prelude.rs` and one file a kernel for CPU targets; for CUDA
-    /// targets one file a kernel, `manifest.json` and `mod.rs` under `cuda/`.
+    /// All files by path: `<place>/mod.rs`, `<place>/prelude.rs` and one file a kernel for CPU targets, see [`Place`]; for
+    /// CUDA targets one file a kernel, `manifest.json` and `mod.rs` under `cuda/`.
     ///
     /// # Errors
     /// See [`Error`].
@@ -286,33 +301,41 @@ impl Builder {
                 files.insert(format!("cuda/{}.cu", kernel.name), kernel.text.clone());
             }
         }
-        for &target in self.targets.iter().filter(|t| !t.is_cuda()) {
-            let of_target = || kernels.iter().filter(|k| k.spec.target == target);
-            let listed: Vec<&Kernel> = of_target().collect();
-            files.insert(format!("{target}/mod.rs"), emit_module(target, &listed, false)?);
-            files.insert(format!("{target}/prelude.rs"), emit_prelude(target)?);
-            for kernel in of_target() {
-                files.insert(format!("{target}/{}.rs", kernel.name), kernel.text.clone());
+        for (place, listed) in self.modules(&kernels) {
+            files.insert(format!("{place}/mod.rs"), emit_module(place, &listed, false)?);
+            files.insert(format!("{place}/prelude.rs"), emit_prelude(place)?);
+            for kernel in listed {
+                files.insert(format!("{place}/{}.rs", kernel.name), kernel.text.clone());
             }
         }
         Ok(files)
     }
 
-    /// All kernels of CPU targets as one source file with a module a target: for `include!` from the output folder of a build script.
+    // The modules of CPU kernels: one a target, and one for each precision that it has; none without kernels.
+    fn modules<'a>(&self, kernels: &'a [Kernel]) -> Vec<(Place, Vec<&'a Kernel>)> {
+        let targets = self.targets.iter().copied().filter(|target| !target.is_cuda());
+        let places = targets.flat_map(|target| {
+            let precisions = std::iter::once(None).chain(self.precisions.iter().copied().map(Some));
+            precisions.map(move |precision| Place { target, precision })
+        });
+        let listed = places.map(|place| (place, kernels.iter().filter(|k| k.spec.place() == place).collect::<Vec<_>>()));
+        listed.filter(|(_, kernels)| !kernels.is_empty()).collect()
+    }
+
+    /// All kernels of CPU targets as one source file with a module a [`Place`]: for `include!` from the output folder of a build script.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn bundle(&self) -> Result<String, Error> {
         let kernels = self.generate()?;
         let mut text = String::new();
-        for &target in self.targets.iter().filter(|t| !t.is_cuda()) {
-            let listed: Vec<&Kernel> = kernels.iter().filter(|k| k.spec.target == target).collect();
-            if target != Target::Scalar {
+        for (place, listed) in self.modules(&kernels) {
+            if place.target != Target::Scalar {
                 text += "#[cfg(target_arch = \"x86_64\")]\n";
             }
-            let module = emit_module(target, &listed, true)?;
+            let module = emit_module(place, &listed, true)?;
             text +=
-                &format!("#[allow(non_snake_case, unused_variables, clippy::all)]\npub mod {target} {{\n{module}}}\n");
+                &format!("#[allow(non_snake_case, unused_variables, clippy::all)]\npub mod {place} {{\n{module}}}\n");
         }
         Ok(text)
     }

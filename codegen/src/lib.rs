@@ -23,4 +23,4 @@ pub use error::{Error, SpecError};
 pub use loss::{CrossEntropyForm, Loss, cross_entropy};
 pub use operator::{LogitsForm, Operator};
 pub use program::Program;
-pub use spec::{Dtype, KernelKind, KernelSpec, Precision, Target};
+pub use spec::{Dtype, KernelKind, KernelSpec, Place, Precision, Target};

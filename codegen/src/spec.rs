@@ -97,12 +97,32 @@ impl Target {
 }
 
 spelled! {
-    /// How products of f32 are computed where the target has none of its own.
+    /// How products of f32 are computed where they are not exact: on targets that multiply narrower numbers only.
     Precision, "precision" {
-        /// Factors rounded to tf32, eleven significant bits.
+        /// Factors rounded to tf32, eleven significant bits; CUDA.
         Tf32 = "tf32",
-        /// Factors as sums of two tf32 numbers, three products: almost that of f32.
+        /// Factors as sums of two tf32 numbers, three products: almost that of f32; CUDA.
         Tf32x3 = "tf32x3",
+        /// Factors as sums of two bf16 numbers, three products with f32 sums; CPU targets that multiply bf16. A product
+        /// x w is off by at most 3 * 2^-18 |x w|, besides the roundings of f32 sums: 2^-18 of it from what each of the two
+        /// factors is short of its parts, 2^-18 from the product of the two low parts, which is left out. A low part that
+        /// is no normal number, less than 2^-126, is zero, as in all products of bf16.
+        Bf16x3 = "bf16x3",
+    }
+}
+
+impl Precision {
+    /// Whether a target has products of f32 in this precision.
+    pub fn is_on(self, target: Target) -> bool {
+        match self {
+            Precision::Tf32 | Precision::Tf32x3 => target.is_cuda(),
+            Precision::Bf16x3 => Target::BF16.contains(&target),
+        }
+    }
+
+    /// Those that a target has.
+    pub fn of(target: Target) -> impl Iterator<Item = Precision> {
+        Precision::ALL.iter().copied().filter(move |precision| precision.is_on(target))
     }
 }
 
@@ -258,6 +278,18 @@ impl KernelKind {
         )
     }
 
+    /// Whether a CPU kernel writes or reads packed operands of matrix products, whose form the precision decides.
+    pub fn has_operands(self) -> bool {
+        use KernelKind::{
+            InputGrad, Logits, LogitsOperand, LogitsSoftmax, PackTokens, PackTokensGrad, PackVocabulary,
+            VocabularyGrad, WeightGradRecompute, WeightGradSaved,
+        };
+        let packs = matches!(self, PackTokens | PackTokensGrad | PackVocabulary);
+        packs
+            || matches!(self, LogitsSoftmax | LogitsOperand | WeightGradSaved | WeightGradRecompute)
+            || matches!(self, Logits | InputGrad | VocabularyGrad)
+    }
+
     // What the tensors are made of does not matter to kernels that see only f32 values.
     fn has_dtype(self, target: Target) -> bool {
         use KernelKind::{FilterTiles, Logits, Merge, ReduceColumns, ReduceLoss, RoundRows, SelectTokens};
@@ -283,6 +315,23 @@ pub fn check_chunk(chunk: usize) -> Result<usize, SpecError> {
     if chunk.is_power_of_two() && CHUNKS.contains(&chunk) { Ok(chunk) } else { Err(SpecError::Chunk { chunk }) }
 }
 
+/// Where CPU kernels share a prelude and a module: a target and, where its products are not exact, their precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Machine.
+    pub target: Target,
+    /// See [`KernelSpec::precision`].
+    pub precision: Option<Precision>,
+}
+
+/// The name of the module: `amx`, `amx_bf16x3`.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.target.as_str())?;
+        self.precision.map_or(Ok(()), |precision| write!(f, "_{precision}"))
+    }
+}
+
 /// Description of one kernel. Equal specifications give equal text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct KernelSpec {
@@ -292,7 +341,8 @@ pub struct KernelSpec {
     pub target: Target,
     /// Element type of X, W and saved values.
     pub dtype: Dtype,
-    /// How products of f32 are computed; only for matrix products of f32 on CUDA targets.
+    /// How products of f32 are computed where they are not exact; only for matrix products, on CPU targets also for the
+    /// kernels that pack their operands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
     /// Whether rows of X and W may begin anywhere, and not only at multiples of 16 bytes; only for matrix products on CUDA
@@ -327,7 +377,7 @@ impl KernelSpec {
         loss: &str,
     ) -> Result<Self, SpecError> {
         check_chunk(chunk)?;
-        check_supported(kernel, target, dtype)?;
+        check_supported(kernel, target, dtype, precision)?;
         Ok(KernelSpec {
             kernel,
             target,
@@ -337,6 +387,11 @@ impl KernelSpec {
             chunk: kernel.has_chunk().then_some(chunk),
             loss: kernel.has_loss().then(|| loss.to_owned()),
         })
+    }
+
+    /// Where it shares a prelude with others.
+    pub fn place(&self) -> Place {
+        Place { target: self.target, precision: self.precision }
     }
 
     /// The form for rows of X and W that do not begin at multiples of 16 bytes, or whose H is no multiple of that. It is
@@ -366,7 +421,7 @@ impl KernelSpec {
             let target = self.target.as_str().replace('_', "");
             return name + &format!("__{target}_{}", crate::plan::sm80::plan(self.kernel, self.dtype));
         }
-        let tile = crate::plan::cpu::tile(self.target);
+        let tile = crate::plan::cpu::tile(self.target, self.precision);
         name + &format!("__{}_m{}n{}", self.target, tile.rows, tile.panel)
     }
 }
@@ -375,9 +430,16 @@ fn unsupported<T>(what: String, supported: &str) -> Result<T, SpecError> {
     Err(SpecError::Unsupported { what, supported: supported.to_owned() })
 }
 
-fn check_supported(kernel: KernelKind, target: Target, dtype: Dtype) -> Result<(), SpecError> {
-    if Target::BF16.contains(&target) && dtype != Dtype::Bf16 {
-        return unsupported(format!("dtype {dtype} on target {target}"), "dtype bf16; f32 and f16 run on avx512");
+fn check_supported(
+    kernel: KernelKind,
+    target: Target,
+    dtype: Dtype,
+    precision: Option<Precision>,
+) -> Result<(), SpecError> {
+    let split = dtype == Dtype::F32 && precision == Some(Precision::Bf16x3);
+    if Target::BF16.contains(&target) && dtype != Dtype::Bf16 && !split {
+        let supported = "dtype bf16, or f32 with precision bf16x3; f32 and f16 run on avx512";
+        return unsupported(format!("dtype {dtype} on target {target}"), supported);
     }
     if kernel == KernelKind::UnpackAccumulator && !Target::BF16.contains(&target) {
         let supported = "targets avx512bf16 and amx; the others need no unpacking";
@@ -413,10 +475,18 @@ fn check_precision(
         (true, Dtype::F32, None) if kernel.is_product() => {
             unsupported(format!("dtype f32 without a precision for {kernel} on target {target}"), supported)
         }
-        (true, Dtype::F32, _) => Ok(precision.filter(|_| kernel.is_product())),
+        (true, Dtype::F32, _) if precision.is_none_or(|p| p.is_on(target)) => {
+            Ok(precision.filter(|_| kernel.is_product()))
+        }
         (true, _, Some(precision)) => unsupported(format!("precision {precision} for dtype {dtype}"), supported),
+        (false, Dtype::F32, Some(precision)) if precision.is_on(target) => {
+            let what = format!("kernel {kernel} with precision {precision} on target {target}");
+            let supported = "kernels of matrix products; those that see only f32 values run on avx512";
+            if kernel.has_operands() { Ok(Some(precision)) } else { unsupported(what, supported) }
+        }
         (false, _, Some(precision)) => {
-            unsupported(format!("precision {precision} on target {target}"), "no precision: products are exact")
+            let what = format!("precision {precision} for dtype {dtype} on target {target}");
+            unsupported(what, "no precision: products are exact; or dtype f32 with bf16x3 on avx512bf16 and amx")
         }
         (_, _, None) => Ok(None),
     }

@@ -32,6 +32,16 @@ pub mod avx512bf16;
 #[allow(non_snake_case, unused_variables, clippy::all)]
 pub mod amx;
 
+#[cfg(target_arch = "x86_64")]
+#[rustfmt::skip]
+#[allow(non_snake_case, unused_variables, clippy::all)]
+pub mod avx512bf16_bf16x3;
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[rustfmt::skip]
+#[allow(non_snake_case, unused_variables, clippy::all)]
+pub mod amx_bf16x3;
+
 #[path = "../cuda/mod.rs"]
 #[rustfmt::skip]
 pub mod cuda;

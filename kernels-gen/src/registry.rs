@@ -14,6 +14,8 @@ pub struct Kernel {
     pub target: &'static str,
     /// Element type of the tensors it reads.
     pub dtype: &'static str,
+    /// How it multiplies f32 where its products are not exact, else empty.
+    pub precision: &'static str,
     /// Chunk of the vocabulary it is specialised for, 0 if it does not depend on one.
     pub chunk: usize,
     /// Loss whose programs it runs, empty if none.
@@ -79,9 +81,13 @@ impl Default for Registry {
         let mut registry = Registry { kernels: vec![] };
         registry.extend(crate::scalar::KERNELS);
         #[cfg(target_arch = "x86_64")]
-        registry.extend(crate::avx2::KERNELS).extend(crate::avx512::KERNELS).extend(crate::avx512bf16::KERNELS);
+        registry
+            .extend(crate::avx2::KERNELS)
+            .extend(crate::avx512::KERNELS)
+            .extend(crate::avx512bf16::KERNELS)
+            .extend(crate::avx512bf16_bf16x3::KERNELS);
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        registry.extend(crate::amx::KERNELS);
+        registry.extend(crate::amx::KERNELS).extend(crate::amx_bf16x3::KERNELS);
         registry
     }
 }

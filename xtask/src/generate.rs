@@ -2,14 +2,14 @@
 
 use crate::check::install;
 use anyhow::{Context, Result, ensure};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use vocabfuse_codegen::builder::MANIFEST;
 use vocabfuse_codegen::compile::measure::{Bench, DEFAULT_ARCHITECTURES};
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::compile::tools;
 use vocabfuse_codegen::manifest::Manifest;
-use vocabfuse_codegen::{Builder, Target};
+use vocabfuse_codegen::Builder;
 
 fn folder(within: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels-gen")).join(within)
@@ -33,10 +33,11 @@ fn replace(files: &BTreeMap<String, String>, root: &Path, folders: &[&str]) -> R
 /// Replaces all generated files: Rust kernels under `src`, CUDA texts beside it, with a manifest of what NVRTC made of
 /// them. Only texts that changed are compiled.
 pub fn write() -> Result<()> {
-    let (cpu, mut cuda) = (Builder::checked_in()?.files()?, Builder::checked_in_cuda()?.files()?);
+    let (mut cpu, mut cuda) = (Builder::checked_in()?.files()?, Builder::checked_in_cuda()?.files()?);
+    cpu.extend(Builder::checked_in_bf16x3()?.files()?);
     cuda.insert(MANIFEST.to_owned(), manifest()?.to_json());
-    let targets: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
-    replace(&cpu, &folder("src"), &targets)?;
+    let modules: BTreeSet<&str> = cpu.keys().filter_map(|path| path.split('/').next()).collect();
+    replace(&cpu, &folder("src"), &modules.into_iter().collect::<Vec<_>>())?;
     replace(&cuda, &folder(""), &["cuda"])?;
     println!("{} files", cpu.len() + cuda.len());
     Ok(())

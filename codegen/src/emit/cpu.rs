@@ -8,7 +8,7 @@ use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
 use crate::plan::cpu::{Tile, tile};
 use crate::program::{Kind, Program, Shape, Type, ValueId};
 use crate::render::render;
-use crate::spec::{Dtype, KernelKind, KernelSpec, Target};
+use crate::spec::{Dtype, KernelKind, KernelSpec, Place, Precision, Target};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
@@ -100,37 +100,38 @@ pub(super) fn render_kernel(
         entry => entry(spec.kernel),
         dtype => spec.dtype.as_str(),
         storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },
-        ..target_context(spec.target)
+        ..place_context(spec.place())
     };
     let context = context! { ..programs, ..common };
     let text = render("cpu/kernel.rs.in", &name, context)?;
     Ok(Kernel { spec: spec.clone(), name, text })
 }
 
-/// The prelude that the kernels of a target share.
+/// The prelude that the kernels of a place share.
 ///
 /// # Errors
 /// See [`Error`].
-pub fn emit_prelude(target: Target) -> Result<String, Error> {
-    let context = context! { version => env!("CARGO_PKG_VERSION"), ..target_context(target) };
-    render(&format!("cpu/prelude_{target}.rs.in"), &format!("prelude of {target}"), context)
+pub fn emit_prelude(place: Place) -> Result<String, Error> {
+    let context = context! { version => env!("CARGO_PKG_VERSION"), ..place_context(place) };
+    render(&format!("cpu/prelude_{}.rs.in", place.target), &format!("prelude of {place}"), context)
 }
 
-/// The module that lists the kernels of a target. `inline` puts prelude and kernels into it instead of naming their files.
+/// The module that lists the kernels of a place. `inline` puts prelude and kernels into it instead of naming their files.
 ///
 /// # Errors
 /// See [`Error`].
-pub fn emit_module(target: Target, kernels: &[&Kernel], inline: bool) -> Result<String, Error> {
+pub fn emit_module(place: Place, kernels: &[&Kernel], inline: bool) -> Result<String, Error> {
     let kernels: Vec<Value> =
         kernels.iter().map(|k| context! { name => k.name.as_str(), text => k.text.as_str() }).collect();
     let context = context! {
         version => env!("CARGO_PKG_VERSION"),
-        target => target.as_str(),
-        prelude => emit_prelude(target)?,
+        target => place.target.as_str(),
+        precision => place.precision.map(Precision::as_str),
+        prelude => emit_prelude(place)?,
         kernels => kernels,
         inline => inline,
     };
-    render("cpu/module.rs.in", &format!("module of {target}"), context)
+    render("cpu/module.rs.in", &format!("module of {place}"), context)
 }
 
 fn template(spec: &KernelSpec) -> String {
@@ -182,6 +183,7 @@ fn spec_strings(spec: &KernelSpec) -> Value {
         kernel => spec.kernel.as_str(),
         target => spec.target.as_str(),
         dtype => spec.dtype.as_str(),
+        precision => spec.precision.map(Precision::as_str),
         chunk => spec.chunk,
         loss => spec.loss.as_deref(),
     }
@@ -196,11 +198,11 @@ fn features(target: Target) -> &'static str {
     }
 }
 
-fn target_context(target: Target) -> Value {
-    let features = features(target);
+fn place_context(place: Place) -> Value {
+    let features = features(place.target);
     let attribute =
         if features.is_empty() { String::new() } else { format!("#[target_feature(enable = \"{features}\")]") };
-    let tile: Tile = tile(target);
+    let tile: Tile = tile(place.target, place.precision);
     context! {
         tile => Value::from(Serde(&tile)),
         features => features,

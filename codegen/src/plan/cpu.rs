@@ -1,6 +1,6 @@
 //! Register tiles and blocks of CPU kernels.
 
-use crate::spec::Target;
+use crate::spec::{Precision, Target};
 use serde::Serialize;
 
 /// Tile and blocks of a CPU target.
@@ -16,6 +16,8 @@ pub struct Tile {
     pub row_block: usize,
     /// Inner elements that one instruction multiplies in a lane, side by side in packed operands: pairs of bf16, else 1.
     pub inner: usize,
+    /// Packed elements that an inner element becomes: the products of its parts, three for bf16x3.
+    pub parts: usize,
     /// Inner elements of one product of a block of tiles, whose operands stay in L1; AMX, others are told.
     pub k_block: usize,
     /// Vocabulary entries that one A += E W runs over: a panel of E stays near.
@@ -24,10 +26,21 @@ pub struct Tile {
     pub grad_panels: usize,
 }
 
-/// The tile of a CPU target.
-///
-/// 28 of 32 zmm registers (12 of 16 ymm) hold the accumulators, the rest one row of the streamed operand and a broadcast.
-pub fn tile(target: Target) -> Tile {
+/// The tile of a CPU target for products of a precision, `None` for those that the target has by itself.
+pub fn tile(target: Target, precision: Option<Precision>) -> Tile {
+    match precision {
+        Some(Precision::Bf16x3) => split(exact(target)),
+        _ => exact(target),
+    }
+}
+
+// Operands of three times the bytes: a third of the elements has the same place, rounded to a power of two.
+fn split(tile: Tile) -> Tile {
+    Tile { parts: 3, vocabulary_block: tile.vocabulary_block / 4, grad_panels: tile.grad_panels / 2, ..tile }
+}
+
+// 28 of 32 zmm registers (12 of 16 ymm) hold the accumulators, the rest one row of the streamed operand and a broadcast.
+fn exact(target: Target) -> Tile {
     match target {
         // Vectors are arrays of eight: one AVX register, two of SSE or NEON.
         Target::Scalar | Target::Sm80 => Tile {
@@ -36,6 +49,7 @@ pub fn tile(target: Target) -> Tile {
             rows: 4,
             row_block: 1,
             inner: 1,
+            parts: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 16,
@@ -46,6 +60,7 @@ pub fn tile(target: Target) -> Tile {
             rows: 6,
             row_block: 1,
             inner: 1,
+            parts: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 16,
@@ -56,6 +71,7 @@ pub fn tile(target: Target) -> Tile {
             rows: 14,
             row_block: 1,
             inner: 1,
+            parts: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 16,
@@ -68,6 +84,7 @@ pub fn tile(target: Target) -> Tile {
             rows: 14,
             row_block: 32,
             inner: 2,
+            parts: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 32,
@@ -79,6 +96,7 @@ pub fn tile(target: Target) -> Tile {
             rows: 32,
             row_block: 32,
             inner: 2,
+            parts: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 32,

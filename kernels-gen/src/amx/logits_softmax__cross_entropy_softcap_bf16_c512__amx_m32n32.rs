@@ -62,9 +62,12 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
     unsafe {
         let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(1)).add(panel * PANEL + lane)));
         let value = |row: usize, lane: usize| {
-            let half = e.add(row / PANEL * BLOCK + lane / LANES * (BLOCK / 2));
-            let words = load_words(half.add(row % PANEL / 2 * PANEL));
-            if row % 2 == 0 { first_of(words) } else { second_of(words) }
+            let half = e.add(row / PANEL * PARTED + lane / LANES * (BLOCK / 2));
+            let part = |index: usize| {
+                let words = load_words(half.add(index * BLOCK + row % PANEL / 2 * PANEL));
+                if row % 2 == 0 { first_of(words) } else { second_of(words) }
+            };
+            part(0)
         };
         let kept = flag_tiles(rows, limit, value, keep);
         (*args.filtered).add(rows.div_ceil(PANEL) as u64, kept);
@@ -75,7 +78,7 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start: usize, tile: *mut f32, e: *mut u16) {
     let hidden = padded(args.hidden);
-    let strips = hidden / PANEL;
+    let strips = hidden / PANEL * PARTS;
     let end = args.columns.min(start + VOCABULARY_BLOCK);
     let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
     for row in (start..end).step_by(resident) {
@@ -84,13 +87,13 @@ unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start
             let e_panel = if e.is_null() { e } else { e.wrapping_add(panel * E_PANEL) };
             // SAFETY: as for `kernel`.
             unsafe {
-                let x = args.x.cast::<u16>().add(first * PANEL * hidden);
+                let x = args.x.cast::<u16>().add(first * PANEL * hidden * PARTS);
                 let product = Logits {
-                    w: args.w.cast::<u16>().add(row * hidden),
+                    w: args.w.cast::<u16>().add(row * hidden * PARTS),
                     blocks: resident.min(end - row).div_ceil(PANEL),
                     strips,
-                    x: x.add(panel * PANEL * hidden),
-                    next_x: x.add(next * PANEL * hidden),
+                    x: x.add(panel * PANEL * hidden * PARTS),
+                    next_x: x.add(next * PANEL * hidden * PARTS),
                     out: tile,
                 };
                 let mut softmax = Softmax::done();
@@ -306,13 +309,15 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         } else {
             splat(0.0)
         };
-        let words = pairs(e0, e1);
         if !e.is_null() {
-            store_words(e.add(row % VOCABULARY_BLOCK * PANEL + half + i * LANES), words);
+            let e = e.add(row % VOCABULARY_BLOCK * PANEL * PARTS + half + i * LANES);
+            for (index, part) in RIGHT.into_iter().enumerate() {
+                store_words(e.add(index * BLOCK), part_pairs(e0, e1, part));
+            }
         }
         if !saved.is_null() {
             // Read again only after everything else has gone through the caches.
-            _mm512_stream_si512(saved.add(half + i * LANES).cast(), words);
+            _mm512_stream_si512(saved.add(half + i * LANES).cast(), pairs(e0, e1));
         }
         softmax.parts[0] = part1;
         softmax.parts[1] = part2;
@@ -360,12 +365,17 @@ unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, o
         store((*args.state).add(token), new);
         let sum = (*args.state.add(1)).add(token);
         store(sum, mul(load(sum), factor));
-        for (values, columns) in [(e, row % VOCABULARY_BLOCK), (saved_block(args, panel, 0), row)] {
-            if !values.is_null() {
-                for block in 0..columns / PANEL {
-                    scale(values.add(block * BLOCK), values.add(block * BLOCK), lane, factor);
-                }
+        let saved = saved_block(args, panel, 0);
+        let blocks = |values: bool, columns: usize| 0..if values { columns / PANEL } else { 0 };
+        for block in blocks(!e.is_null(), row % VOCABULARY_BLOCK) {
+            for part in 0..PARTS {
+                let e = e.add(block * PARTED + part * BLOCK);
+                scale(e, e, lane, factor);
             }
+        }
+        for block in blocks(!saved.is_null(), row) {
+            let saved = saved.add(block * BLOCK);
+            scale(saved, saved, lane, factor);
         }
         if args.stages != Stages::Statistics {
             let hidden = padded(args.hidden);
@@ -402,7 +412,8 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
             let token = panel * PANEL + lane;
             let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
             for block in 0..blocks {
-                scale(saved.add(block * BLOCK), e.add(block * BLOCK), lane, factor);
+                let (saved, e) = (saved.add(block * BLOCK), e.add(block * PARTED));
+                scale(saved, e, lane, factor);
             }
         }
     }
@@ -414,25 +425,25 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
 unsafe fn accumulate(args: &LogitsSoftmax, first: usize, panels: usize, start: usize, e: *const u16, keep: *const u8) {
     let hidden = padded(args.hidden);
     let strips = hidden / PANEL;
-    let steps = VOCABULARY_BLOCK.min(args.columns - start).div_ceil(PANEL);
+    let blocks = VOCABULARY_BLOCK.min(args.columns - start).div_ceil(PANEL);
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let end = strips.min(group + HIDDEN_BLOCKS);
         for panel in 0..panels {
             let next = if panel + 1 < panels { panel + 1 } else { 0 };
             // SAFETY: a flag a tile.
-            let kept = |step: usize| keep.is_null() || unsafe { *keep.add(panel * FLAGS + step) } != 0;
+            let kept = |block: usize| keep.is_null() || unsafe { *keep.add(panel * FLAGS + block) } != 0;
             for strip in group..end {
-                for (from, to) in runs(steps, kept) {
+                for (from, to) in runs(blocks, kept) {
                     // SAFETY: as for `kernel`; the transpose of W follows W in the packed chunk.
                     unsafe {
                         let a = args.a.add(first * PANEL * hidden);
                         product_keeping_right(&Product {
                             steps: to - from,
-                            left: args.w.cast::<u16>().add(CHUNK * hidden + (strip * CHUNK + start + from * PANEL) * PANEL),
+                            left: args.w.cast::<u16>().add((CHUNK * hidden + (strip * CHUNK + start) * PANEL) * PARTS + from * BLOCK),
                             right: e.add(panel * E_PANEL + from * BLOCK),
                             c: a.add(panel * PANEL * hidden + strip * BLOCK),
                             accumulate: true,
-                            ahead: e.wrapping_add(next * E_PANEL + (strip - group) * steps * 64),
+                            ahead: e.wrapping_add(next * E_PANEL + (strip - group) * blocks * PARTS * 64),
                             next: if strip + 1 < end {
                                 a.wrapping_add(panel * PANEL * hidden + (strip + 1) * BLOCK)
                             } else {
@@ -452,6 +463,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "amx",
     dtype: "bf16",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {

@@ -52,6 +52,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "amx",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {

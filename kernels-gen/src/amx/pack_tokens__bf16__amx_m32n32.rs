@@ -5,10 +5,10 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as right operand of the logits product: blocks `[panel][h / 32]`.
+/// Rows of X as right operand of the logits product: blocks `[panel][h / 32][part]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
-    let x = args.x.cast::<u16>();
+    let x = args.x.cast::<Element>();
     let strips = padded(args.hidden) / PANEL;
     for half in args.first_panel * 2..(args.first_panel + args.panels) * 2 {
         // SAFETY: the caller states the extents of X and of the packed buffer; rows are ids of rows of X. A row that
@@ -25,14 +25,16 @@ unsafe fn kernel(args: &PackTokens) {
             }
             for strip in 0..strips {
                 let width = PANEL.min(args.hidden - strip * PANEL);
-                // Row = token, dword = two elements of H; the transpose makes it row = two of H, dword = token.
-                let mut tile = [splat_i32(0); 16];
-                for (i, tile) in tile.iter_mut().enumerate() {
-                    *tile = load_some_words(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 });
-                }
-                let out = args.out.cast::<u16>().add((half / 2 * strips + strip) * BLOCK + half % 2 * (BLOCK / 2));
-                for (i, tile) in transpose(tile).into_iter().enumerate() {
-                    store_words(out.add(i * PANEL), tile);
+                let out = args.out.cast::<u16>().add((half / 2 * strips + strip) * PARTED + half % 2 * (BLOCK / 2));
+                for (index, part) in RIGHT.into_iter().enumerate() {
+                    // Row = token, dword = two elements of H; the transpose makes it row = two of H, dword = token.
+                    let mut tile = [splat_i32(0); 16];
+                    for (i, tile) in tile.iter_mut().enumerate() {
+                        *tile = load_part(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, part);
+                    }
+                    for (i, tile) in transpose(tile).into_iter().enumerate() {
+                        store_words(out.add(index * BLOCK + i * PANEL), tile);
+                    }
                 }
             }
         }
@@ -45,6 +47,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_tokens",
     target: "amx",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

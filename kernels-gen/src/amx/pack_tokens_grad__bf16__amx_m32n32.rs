@@ -5,10 +5,10 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as right operand of the weight gradient: blocks `[h / 32][panel]`, in which two tokens are a pair.
+/// Rows of X as right operand of the weight gradient: blocks `[h / 32][panel][part]`, in which two tokens are a pair.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
-    let x = args.x.cast::<u16>();
+    let x = args.x.cast::<Element>();
     for panel in args.first_panel..args.first_panel + args.panels {
         for pair in 0..PANEL / 2 {
             // SAFETY: the caller states the extents of X and of the packed buffer; rows are ids of rows of X. A row
@@ -25,11 +25,13 @@ unsafe fn kernel(args: &PackTokens) {
                 }
                 for strip in 0..padded(args.hidden) / PANEL {
                     let width = PANEL.min(args.hidden - strip * PANEL);
-                    let row = |i: usize| load_some_words(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 });
-                    let (first, second) = (row(0), row(1));
-                    let out = args.out.cast::<u16>().add((strip * args.total_panels + panel) * BLOCK + pair * PANEL);
-                    store_words(out, interleave::<0>(first, second));
-                    store_words(out.add(BLOCK / 2), interleave::<1>(first, second));
+                    let out = args.out.cast::<u16>().add((strip * args.total_panels + panel) * PARTED + pair * PANEL);
+                    for (index, part) in RIGHT.into_iter().enumerate() {
+                        let row = |i: usize| load_part(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, part);
+                        let (first, second) = (row(0), row(1));
+                        store_words(out.add(index * BLOCK), interleave::<0>(first, second));
+                        store_words(out.add(index * BLOCK + BLOCK / 2), interleave::<1>(first, second));
+                    }
                 }
             }
         }
@@ -42,6 +44,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_tokens_grad",
     target: "amx",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

@@ -6,17 +6,18 @@ use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
 /// Rows of W as left operand of both products of pass S, one after the other in the packed buffer:
-/// W for the logits, blocks `[row / 32][h / 32]`, and, if wanted, its transpose for A += E W, blocks `[h / 32][row / 32]`.
+/// W for the logits, blocks `[row / 32][h / 32][part]`, and, if wanted, its transpose for A += E W, blocks
+/// `[h / 32][row / 32][part]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackVocabulary) {
-    let w = args.w.cast::<u16>();
+    let w = args.w.cast::<Element>();
     let strips = padded(args.hidden) / PANEL;
     let blocks = args.allocated_rows / PANEL;
     let plain = args.out.cast::<u16>();
     // SAFETY: the caller states the extents of W and of the packed buffer. A row that does not exist is loaded with
     // width 0, which touches nothing.
     unsafe {
-        let transposed = plain.wrapping_add(args.allocated_rows * strips * PANEL);
+        let transposed = plain.wrapping_add(args.allocated_rows * strips * PANEL * PARTS);
         for block in args.first_row / PANEL..args.end_row.div_ceil(PANEL) {
             for row in 0..PANEL {
                 let exists = block * PANEL + row < args.rows;
@@ -25,15 +26,19 @@ unsafe fn kernel(args: &PackVocabulary) {
                     let width = if exists { PANEL.min(args.hidden - strip * PANEL) } else { 0 };
                     // Rows are too short for the hardware to run far ahead.
                     prefetch(source.wrapping_add(8 * args.row_stride + strip * PANEL).cast());
-                    let words = load_some_words(source.wrapping_add(strip * PANEL), width);
-                    store_words(plain.add((block * strips + strip) * BLOCK + row * PANEL), words);
+                    for (index, part) in LEFT.into_iter().enumerate() {
+                        let words = load_part(source.wrapping_add(strip * PANEL), width, part);
+                        store_words(plain.add((block * strips + strip) * PARTED + index * BLOCK + row * PANEL), words);
+                    }
                 }
             }
             for strip in 0..if args.transpose { strips } else { 0 } {
-                let from = plain.add((block * strips + strip) * BLOCK);
-                let to = transposed.add((strip * blocks + block) * BLOCK);
-                transpose_half::<0>(from, to);
-                transpose_half::<1>(from, to.add(BLOCK / 2));
+                let from = plain.add((block * strips + strip) * PARTED);
+                let to = transposed.add((strip * blocks + block) * PARTED);
+                for part in (0..PARTED).step_by(BLOCK) {
+                    transpose_half::<0>(from.add(part), to.add(part));
+                    transpose_half::<1>(from.add(part), to.add(part + BLOCK / 2));
+                }
             }
         }
     }
@@ -63,6 +68,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_vocabulary",
     target: "amx",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

@@ -416,6 +416,64 @@ pub fn transpose(mut r: [VI; 16]) -> [VI; 16] {
     r
 }
 
+
+/// Element of X and W.
+pub type Element = u16;
+/// bf16 numbers that an element of an operand becomes.
+pub const PARTS: usize = 1;
+
+/// A bf16 number that stands for a factor.
+#[derive(Clone, Copy)]
+pub enum Part {
+    /// The factor rounded, or cut off where it would become infinite.
+    High,
+}
+
+/// Parts of a left operand, in the order of the packed strip.
+pub const LEFT: [Part; PARTS] = [Part::High];
+/// Parts of a right operand.
+pub const RIGHT: [Part; PARTS] = [Part::High];
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn part_of(a: V, _: Part) -> V {
+    a
+}
+
+/// A part of the first `count` of 32 elements of X or W, then zeros; touches nothing behind them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn load_part(p: *const Element, count: usize, part: Part) -> VI {
+    let Part::High = part;
+    // SAFETY: as the caller's.
+    unsafe { load_some_words(p, count) }
+}
+
+/// A part of `a` and `b` in turn.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn part_pairs(a: V, b: V, part: Part) -> VI {
+    pairs(part_of(a, part), part_of(b, part))
+}
+
+/// 16 values as left operand; a part follows the one before after `stride` elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn store_left(p: *mut u16, stride: usize, a: V) {
+    for (index, part) in LEFT.into_iter().enumerate() {
+        // SAFETY: the caller answers for all parts.
+        unsafe { store_rounded(p.add(index * stride), part_of(a, part)) }
+    }
+}
+
+/// What `store_left` has stored.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn load_left(p: *const u16, stride: usize) -> V {
+    // SAFETY: as the caller's.
+    unsafe { load_bf16(p) }
+}
+
 use std::arch::asm;
 use std::marker::PhantomData;
 
@@ -427,15 +485,19 @@ use std::marker::PhantomData;
 
 /// Elements of a block.
 pub const BLOCK: usize = PANEL * PANEL;
+/// Elements of the blocks that 32 x 32 elements of an operand become, one a part: as many steps of a product.
+pub const PARTED: usize = BLOCK * PARTS;
 /// Steps whose reused operand stays in L1.
 pub const SLICE: usize = 16;
 /// Columns of the vocabulary that one A += E W runs over; E of a panel stays in L1.
 pub const VOCABULARY_BLOCK: usize = 512;
 /// Blocks of H whose operand stays in L2 while panels or rows pass.
 pub const HIDDEN_BLOCKS: usize = 16;
-/// The steps of a product for which `kept` holds, cut into ranges of at most `SLICE` of nearly equal size.
+/// The steps of a product over some strips of the inner dimension, of those for which `kept` holds, cut into ranges of at
+/// most `SLICE` of nearly equal size.
 #[inline]
-pub fn runs(steps: usize, kept: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
+pub fn runs(strips: usize, kept: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
+    let (steps, kept) = (strips * PARTS, move |step: usize| kept(step / PARTS));
     let (mut at, mut end) = (0, 0);
     std::iter::from_fn(move || {
         if at == end {
@@ -659,7 +721,7 @@ pub struct Logits {
     pub w: *const u16,
     /// Blocks of rows, at least one, at most `VOCABULARY_BLOCK / PANEL`.
     pub blocks: usize,
-    /// Blocks of H.
+    /// Blocks of H, all parts of it.
     pub strips: usize,
     /// From `pack_tokens`, the panel.
     pub x: *const u16,
@@ -809,7 +871,7 @@ pub unsafe fn logits(p: &Logits, mut work: impl FnMut(Work)) {
 use vocabfuse_kernels::abi::Blocking;
 
 /// Elements of E of one panel over the columns that one A += E W runs over.
-pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL;
+pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL * PARTS;
 /// Bytes of the logits of one panel.
 pub const LOGITS_BYTES: usize = VOCABULARY_BLOCK * PANEL * 4;
 /// Tiles of one panel over the columns that one A += E W runs over.
@@ -823,16 +885,16 @@ fn softmax_scratch(_chunk: usize, panels: usize) -> usize {
 // Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums of columns, flags of tiles.
 fn grad_scratch(blocking: &Blocking) -> usize {
     let (rows, panels) = (blocking.grad_rows, blocking.grad_panels);
-    LOGITS_BYTES + rows * panels * PANEL * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
+    LOGITS_BYTES + rows * panels * PANEL * PARTS * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
     panel: PANEL,
     row_block: 32,
-    packed: 2,
-    packed_transpose: 2,
+    packed: 2 * PARTS,
+    packed_transpose: 2 * PARTS,
     e_columns: VOCABULARY_BLOCK,
-    e_bytes: 2,
+    e_bytes: 2 * PARTS,
     slices_inner: false,
     grad_panels: 32,
     softmax_scratch,

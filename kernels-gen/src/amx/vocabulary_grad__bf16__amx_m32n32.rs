@@ -19,19 +19,19 @@ unsafe fn kernel(args: &VocabularyGrad) {
         if args.x_grad.is_null() {
             return;
         }
-        // Left operand of the product, blocks `[row / 32][panel]`. Rows that do not exist are left as they are: they would
+        // Left operand of the product, blocks `[row / 32][panel][part]`. Rows that do not exist are left as they are: they would
         // become rows of dW that nobody stores.
         let q = args.scratch.cast::<u16>();
-        let c = q.add(blocks * args.blocking.grad_panels * BLOCK).cast::<f32>();
+        let c = q.add(blocks * args.blocking.grad_panels * PARTED).cast::<f32>();
         let _tiles = Tiles::configure();
         for first in (0..args.panels).step_by(args.blocking.grad_panels) {
             let panels = args.blocking.grad_panels.min(args.panels - first);
             for panel in 0..panels {
                 let tile = from.add((first + panel) * args.stride);
                 for row in 0..args.columns {
-                    let to = q.add((row / PANEL * panels + panel) * BLOCK + row % PANEL * PANEL);
+                    let to = q.add((row / PANEL * panels + panel) * PARTED + row % PANEL * PANEL);
                     for lane in (0..PANEL).step_by(LANES) {
-                        store_rounded(to.add(lane), load(tile.add(row * PANEL + lane)));
+                        store_left(to.add(lane), BLOCK, load(tile.add(row * PANEL + lane)));
                     }
                 }
             }
@@ -67,8 +67,8 @@ unsafe fn gradient(args: &VocabularyGrad, first: usize, panels: usize, q: *const
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let width = HIDDEN_BLOCKS.min(strips - group);
         for row in (0..args.columns).step_by(PANEL) {
-            let q = q.wrapping_add(row * panels * PANEL);
-            let next_q = q.wrapping_add(panels * BLOCK);
+            let q = q.wrapping_add(row * panels * PANEL * PARTS);
+            let next_q = q.wrapping_add(panels * PARTED);
             // SAFETY: a flag a tile.
             let kept = |panel: usize| keep.is_null() || unsafe { *keep.add(row / PANEL * panels + panel) } != 0;
             let mut slices = runs(panels, kept).peekable();
@@ -81,7 +81,7 @@ unsafe fn gradient(args: &VocabularyGrad, first: usize, panels: usize, q: *const
                 for i in 0..width {
                     // SAFETY: as for `kernel`.
                     unsafe {
-                        let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first + start) * BLOCK);
+                        let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first) * PARTED + start * BLOCK);
                         product_keeping_left(&Product {
                             steps,
                             left: q.add(start * BLOCK),
@@ -132,6 +132,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "vocabulary_grad",
     target: "amx",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

@@ -15,9 +15,9 @@ unsafe fn kernel(args: &WeightGrad) {
     // picks this kernel has made sure that the process may use tiles.
     unsafe {
         let tile = args.scratch.cast::<f32>();
-        // Left operand of the product, blocks `[row / 32][panel]`.
+        // Left operand of the product, blocks `[row / 32][panel][part]`.
         let q = args.scratch.add(LOGITS_BYTES).cast::<u16>();
-        let c = q.add(blocks * args.blocking.grad_panels * BLOCK).cast::<f32>();
+        let c = q.add(blocks * args.blocking.grad_panels * PARTED).cast::<f32>();
         // One vector of partial sums a row: the lanes are added up once, at the end.
         let column_sums = c.add(HIDDEN_BLOCKS * BLOCK);
         let wanted = column_gradient(args);
@@ -33,7 +33,7 @@ unsafe fn kernel(args: &WeightGrad) {
             derivatives(args, first, panels, tile, q, sums);
             if !keep.is_null() {
                 for (index, keep) in (0..blocks * panels).map(|index| (index, keep.add(index))) {
-                    flag(args, first + index % panels, index / panels * PANEL, q.add(index * BLOCK), keep);
+                    flag(args, first + index % panels, index / panels * PANEL, q.add(index * PARTED), keep);
                 }
             }
             gradient(args, first, panels, q, c, keep);
@@ -52,7 +52,7 @@ unsafe fn flag(args: &WeightGrad, panel: usize, row: usize, q: *const u16, keep:
     // SAFETY: as for `kernel`.
     unsafe {
         let limit = |lane: usize| load(args.limits.add(panel * PANEL + lane));
-        let value = |row: usize, lane: usize| load_bf16(q.add(row * PANEL + lane));
+        let value = |row: usize, lane: usize| load_left(q.add(row * PANEL + lane), BLOCK);
         let kept = flag_tiles(PANEL.min(args.columns - row), limit, value, keep);
         (*args.filtered).add(1, kept);
     }
@@ -73,7 +73,7 @@ unsafe fn derivatives(args: &WeightGrad, first: usize, panels: usize, tile: *mut
             // SAFETY: as for `kernel`. Saved E lies as pass S left it: blocks `[panel][column / 32]`.
             unsafe {
                 let saved = args.saved.cast::<u16>().add(((first + panel) * CHUNK + args.saved_row + row) * PANEL);
-                derivative(args, first + panel, row, saved, q.add((row / PANEL * panels + panel) * BLOCK), sums);
+                derivative(args, first + panel, row, saved, q.add((row / PANEL * panels + panel) * PARTED), sums);
             }
         }
     }
@@ -121,7 +121,7 @@ unsafe fn derivative(
                     let g10 = mul(g8, g9);
                     let g12 = div(g10, splat(g11));
                     let _ = stored;
-                    store_rounded(q.add(i * PANEL + lane), g10);
+                    store_left(q.add(i * PANEL + lane), BLOCK, g10);
                     if !sums.is_null() {
                         let sum = sums.add((row + i) * LANES);
                         store(sum, add(load(sum), g12));
@@ -139,7 +139,7 @@ unsafe fn derivative(
                     let g10 = mul(g8, g9);
                     let g12 = div(g10, splat(g11));
                     let _ = stored;
-                    store_rounded(q.add(i * PANEL + lane), g10);
+                    store_left(q.add(i * PANEL + lane), BLOCK, g10);
                     if !sums.is_null() {
                         let sum = sums.add((row + i) * LANES);
                         store(sum, add(load(sum), g12));
@@ -159,8 +159,8 @@ unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let width = HIDDEN_BLOCKS.min(strips - group);
         for row in (0..args.columns).step_by(PANEL) {
-            let q = q.wrapping_add(row * panels * PANEL);
-            let next_q = q.wrapping_add(panels * BLOCK);
+            let q = q.wrapping_add(row * panels * PANEL * PARTS);
+            let next_q = q.wrapping_add(panels * PARTED);
             // SAFETY: a flag a tile.
             let kept = |panel: usize| keep.is_null() || unsafe { *keep.add(row / PANEL * panels + panel) } != 0;
             let mut slices = runs(panels, kept).peekable();
@@ -173,7 +173,7 @@ unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16
                 for i in 0..width {
                     // SAFETY: as for `kernel`.
                     unsafe {
-                        let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first + start) * BLOCK);
+                        let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first) * PARTED + start * BLOCK);
                         product_keeping_left(&Product {
                             steps,
                             left: q.add(start * BLOCK),
@@ -224,6 +224,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "weight_grad_saved",
     target: "amx",
     dtype: "bf16",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {

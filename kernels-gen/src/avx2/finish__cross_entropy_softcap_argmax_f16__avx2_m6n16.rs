@@ -114,6 +114,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "avx2",
     dtype: "f16",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_softcap_argmax",
     bindings: &vocabfuse_kernels::Bindings {

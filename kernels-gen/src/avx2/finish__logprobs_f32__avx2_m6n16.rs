@@ -37,6 +37,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "logprobs",
     bindings: &vocabfuse_kernels::Bindings {

@@ -39,6 +39,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "sample",
     bindings: &vocabfuse_kernels::Bindings {

@@ -22,6 +22,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "gather_rows",
     target: "avx2",
     dtype: "f16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

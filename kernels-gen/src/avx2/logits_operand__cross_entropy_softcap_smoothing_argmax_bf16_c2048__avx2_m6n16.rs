@@ -202,6 +202,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_operand",
     target: "avx2",
     dtype: "bf16",
+    precision: "",
     chunk: 2048,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {

@@ -202,6 +202,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_operand",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

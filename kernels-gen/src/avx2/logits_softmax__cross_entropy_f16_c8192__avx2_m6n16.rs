@@ -219,6 +219,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "avx2",
     dtype: "f16",
+    precision: "",
     chunk: 8192,
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {

@@ -240,6 +240,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 2048,
     loss: "cross_entropy_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {

@@ -242,6 +242,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {

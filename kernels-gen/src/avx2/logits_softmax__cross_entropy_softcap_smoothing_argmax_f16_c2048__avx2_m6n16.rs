@@ -263,6 +263,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "avx2",
     dtype: "f16",
+    precision: "",
     chunk: 2048,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {

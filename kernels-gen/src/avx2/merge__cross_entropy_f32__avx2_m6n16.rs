@@ -40,6 +40,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {

@@ -34,6 +34,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_tokens_grad",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

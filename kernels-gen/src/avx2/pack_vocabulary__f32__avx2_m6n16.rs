@@ -40,6 +40,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_vocabulary",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

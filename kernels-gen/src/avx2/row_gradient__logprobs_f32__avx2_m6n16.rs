@@ -100,6 +100,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_gradient",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "logprobs",
     bindings: &vocabfuse_kernels::Bindings {

@@ -77,6 +77,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_statistics",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "entropy",
     bindings: &vocabfuse_kernels::Bindings {

@@ -113,6 +113,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_statistics",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "sample",
     bindings: &vocabfuse_kernels::Bindings {

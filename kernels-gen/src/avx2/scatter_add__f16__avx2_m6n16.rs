@@ -26,6 +26,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "scatter_add",
     target: "avx2",
     dtype: "f16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

@@ -63,6 +63,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "vocabulary_grad",
     target: "avx2",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

@@ -113,6 +113,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "avx512",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_argmax",
     bindings: &vocabfuse_kernels::Bindings {

@@ -131,6 +131,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "avx512",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

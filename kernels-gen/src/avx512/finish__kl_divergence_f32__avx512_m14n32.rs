@@ -57,6 +57,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "kl_divergence",
     bindings: &vocabfuse_kernels::Bindings {

@@ -31,6 +31,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "input_grad",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

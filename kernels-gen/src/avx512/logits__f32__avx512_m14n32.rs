@@ -30,6 +30,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

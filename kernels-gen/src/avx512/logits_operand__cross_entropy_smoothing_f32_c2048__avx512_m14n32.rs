@@ -187,6 +187,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_operand",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 2048,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

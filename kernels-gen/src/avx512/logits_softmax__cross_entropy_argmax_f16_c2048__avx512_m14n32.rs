@@ -232,6 +232,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "avx512",
     dtype: "f16",
+    precision: "",
     chunk: 2048,
     loss: "cross_entropy_argmax",
     bindings: &vocabfuse_kernels::Bindings {

@@ -219,6 +219,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 8192,
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {

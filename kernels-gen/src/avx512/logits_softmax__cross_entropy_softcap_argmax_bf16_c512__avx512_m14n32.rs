@@ -255,6 +255,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "avx512",
     dtype: "bf16",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy_softcap_argmax",
     bindings: &vocabfuse_kernels::Bindings {

@@ -50,6 +50,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_softcap_argmax",
     bindings: &vocabfuse_kernels::Bindings {

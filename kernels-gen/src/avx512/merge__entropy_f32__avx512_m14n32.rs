@@ -46,6 +46,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "entropy",
     bindings: &vocabfuse_kernels::Bindings {

@@ -55,6 +55,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "kl_divergence",
     bindings: &vocabfuse_kernels::Bindings {

@@ -63,6 +63,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_gradient",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "kl_divergence_1",
     bindings: &vocabfuse_kernels::Bindings {

@@ -34,6 +34,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_logits",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "affine",
     bindings: &vocabfuse_kernels::Bindings {

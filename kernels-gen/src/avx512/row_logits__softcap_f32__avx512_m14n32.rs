@@ -38,6 +38,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_logits",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "softcap",
     bindings: &vocabfuse_kernels::Bindings {

@@ -85,6 +85,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_statistics",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "logprobs",
     bindings: &vocabfuse_kernels::Bindings {

@@ -82,7 +82,7 @@ unsafe fn flag(args: &WeightGrad, panel: usize, q: *const Packed, keep: *mut u8)
     // SAFETY: as for `kernel`.
     unsafe {
         let limit = |lane: usize| load(args.limits.add(panel * PANEL + lane));
-        let value = |row: usize, lane: usize| load_f32(q.cast::<f32>().add(row * PANEL + lane));
+        let value = |row: usize, lane: usize| load(q.add(row * PANEL + lane));
         let kept = flag_tiles(args.columns, limit, value, keep);
         (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
     }
@@ -165,6 +165,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "weight_grad_recompute",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

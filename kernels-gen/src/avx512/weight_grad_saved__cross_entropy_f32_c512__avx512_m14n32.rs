@@ -66,7 +66,7 @@ unsafe fn flag(args: &WeightGrad, panel: usize, q: *const Packed, keep: *mut u8)
     // SAFETY: as for `kernel`.
     unsafe {
         let limit = |lane: usize| load(args.limits.add(panel * PANEL + lane));
-        let value = |row: usize, lane: usize| load_f32(q.cast::<f32>().add(row * PANEL + lane));
+        let value = |row: usize, lane: usize| load(q.add(row * PANEL + lane));
         let kept = flag_tiles(args.columns, limit, value, keep);
         (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
     }
@@ -124,6 +124,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "weight_grad_saved",
     target: "avx512",
     dtype: "f32",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {

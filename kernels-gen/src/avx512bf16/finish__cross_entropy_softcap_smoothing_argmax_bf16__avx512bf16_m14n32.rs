@@ -136,6 +136,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {

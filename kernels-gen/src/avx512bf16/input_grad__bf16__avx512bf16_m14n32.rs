@@ -12,20 +12,18 @@ unsafe fn kernel(args: &InputGrad) {
     // SAFETY: the caller states the extents of all buffers; this call owns its panels of A and its scratch.
     unsafe {
         let rows = args.columns.next_multiple_of(PANEL);
-        let e = args.scratch.cast::<f32>();
+        let e = args.scratch.cast::<Packed>();
         for panel in 0..args.panels {
-            let to = e.add(panel * rows * PANEL);
-            std::ptr::copy_nonoverlapping(args.q.add(panel * args.stride), to, args.columns * PANEL);
             for lane in (0..PANEL).step_by(LANES) {
-                pair_rows(to.add(lane), 0, args.columns);
+                pack_rows(args.q.add(panel * args.stride + lane), 0, args.columns, e.add(panel * rows * DEPTH + lane));
             }
         }
         accumulate(&Accumulate {
-            e: e.cast(),
-            e_panel: rows * PANEL,
+            e,
+            e_panel: rows * DEPTH,
             rows: args.columns,
             // The transpose follows.
-            w: args.w.cast::<Packed>().add(args.allocated_rows * hidden / 2),
+            w: args.w.cast::<Packed>().add(args.allocated_rows * hidden / PANEL * DEPTH),
             a: args.a.add(args.first_panel * PANEL * hidden),
             panels: args.panels,
             hidden: args.hidden,
@@ -40,6 +38,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "input_grad",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

@@ -6,6 +6,8 @@ use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
 const CHUNK: usize = 512;
+/// Packed elements of E from one panel to the next.
+const E_PANEL: usize = CHUNK * PANEL;
 /// A row keeps its reference until a logit exceeds it by this much (log2 units).
 const WINDOW: f32 = 20.0;
 
@@ -15,6 +17,8 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = args.blocking.panels.min(args.panels);
+    // E takes the place of the logits.
+    let e = tile.cast::<Packed>();
     let flags = args.columns.div_ceil(PANEL);
     let filtering = !args.filtered.is_null();
     let end = args.first_panel + args.panels;
@@ -25,7 +29,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
         unsafe {
             if args.stages == Stages::AccumulateSaved {
                 for panel in 0..panels {
-                    load_saved(args, first + panel, tile.add(panel * CHUNK * PANEL));
+                    load_saved(args, first + panel, tile.add(panel * CHUNK * PANEL), e.add(panel * E_PANEL));
                 }
             } else {
                 logits(&Logits {
@@ -40,7 +44,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     out_panel: CHUNK * PANEL,
                 });
                 for panel in 0..panels {
-                    softmax(args, first + panel, tile.add(panel * CHUNK * PANEL));
+                    softmax(args, first + panel, tile.add(panel * CHUNK * PANEL), e.add(panel * E_PANEL));
                 }
             }
             if args.stages != Stages::Statistics {
@@ -52,11 +56,11 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 }
                 let keep = if filtering { keep.cast_const() } else { std::ptr::null() };
                 accumulate(&Accumulate {
-                    e: tile.cast(),
-                    e_panel: CHUNK * PANEL,
+                    e,
+                    e_panel: E_PANEL,
                     rows: args.columns,
                     // The transpose follows.
-                    w: args.w.cast::<Packed>().add(CHUNK * hidden / 2),
+                    w: args.w.cast::<Packed>().add(CHUNK * hidden / PANEL * DEPTH),
                     a: args.a.add(first * PANEL * hidden),
                     panels,
                     hidden: args.hidden,
@@ -86,7 +90,7 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, tile: *const f32, keep: *mut 
 
 /// Logits of one panel to E in place, with the statistics of its rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
+unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Packed) {
     let inputs = args.inputs;
     // SAFETY: as for `kernel`.
     unsafe {
@@ -179,7 +183,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                         store_rounded(args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane), stored);
                     }
                 }
-                pair_rows(tile.add(lane), start, args.columns.min(start + 64));
+                pack_rows(tile.add(lane), start, args.columns.min(start + 64), e.add(lane));
                 total1 = add(total1, part1);
                 total2 = add(total2, part2);
                 total3 = add(total3, part3);
@@ -216,7 +220,7 @@ unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
 
 /// Saved E of one panel, relative to the final reference.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
+unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Packed) {
     // SAFETY: as for `kernel`.
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
@@ -226,7 +230,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                 let saved = args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane);
                 store(tile.add(row * PANEL + lane), mul(load_bf16(saved), factor));
             }
-            pair_rows(tile.add(lane), 0, args.columns);
+            pack_rows(tile.add(lane), 0, args.columns, e.add(lane));
         }
     }
 }
@@ -237,6 +241,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

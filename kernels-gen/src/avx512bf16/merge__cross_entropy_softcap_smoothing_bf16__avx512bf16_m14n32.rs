@@ -44,6 +44,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

@@ -5,10 +5,10 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as `[panel][h / 2][token]` pairs of bf16: the streamed operand of the logits product.
+/// Rows of X as pairs of bf16, for each strip of H and part `[h / 2][token]`: the streamed operand of the logits product.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
-    let x = args.x.cast::<u16>();
+    let x = args.x.cast::<Element>();
     let strips = padded(args.hidden) / PANEL;
     for first in (args.first_panel * PANEL..(args.first_panel + args.panels) * PANEL).step_by(LANES) {
         // SAFETY: the caller states the extents of X and of the packed buffer; rows are ids of rows of X. A row that
@@ -25,13 +25,15 @@ unsafe fn kernel(args: &PackTokens) {
             let out = args.out.cast::<u32>().add(first / PANEL * strips * DEPTH * PANEL + first % PANEL);
             for strip in 0..strips {
                 let width = PANEL.min(args.hidden - strip * PANEL);
-                // Row = token, word = pair; the transpose makes it row = pair, word = token.
-                let mut tile = [splat_i32(0); 16];
-                for (i, tile) in tile.iter_mut().enumerate() {
-                    *tile = load_some_words(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 });
-                }
-                for (i, tile) in transpose(tile).into_iter().enumerate() {
-                    store_words(out.add((strip * DEPTH + i) * PANEL).cast(), tile);
+                for (index, part) in RIGHT.into_iter().enumerate() {
+                    // Row = token, word = pair; the transpose makes it row = pair, word = token.
+                    let mut tile = [splat_i32(0); 16];
+                    for (i, tile) in tile.iter_mut().enumerate() {
+                        *tile = load_part(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, part);
+                    }
+                    for (i, tile) in transpose(tile).into_iter().enumerate() {
+                        store_words(out.add((strip * DEPTH + index * PANEL / 2 + i) * PANEL).cast(), tile);
+                    }
                 }
             }
         }
@@ -44,6 +46,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_tokens",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

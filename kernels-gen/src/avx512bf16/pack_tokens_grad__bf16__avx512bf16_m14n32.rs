@@ -5,11 +5,11 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as `[h / PANEL][token / 2][PANEL]` pairs of bf16: the streamed operand of the weight gradient.
+/// Rows of X as pairs of bf16, for each strip of H, panel and part `[token / 2][PANEL]`: the streamed operand of the weight gradient.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
-    let x = args.x.cast::<u16>();
-    for pair in args.first_panel * DEPTH..(args.first_panel + args.panels) * DEPTH {
+    let x = args.x.cast::<Element>();
+    for pair in args.first_panel * PANEL / 2..(args.first_panel + args.panels) * PANEL / 2 {
         // SAFETY: the caller states the extents of X and of the packed buffer; rows are ids of rows of X. A row that
         // does not exist is loaded with width 0, which touches nothing.
         unsafe {
@@ -23,11 +23,14 @@ unsafe fn kernel(args: &PackTokens) {
             }
             for strip in 0..padded(args.hidden) / PANEL {
                 let width = PANEL.min(args.hidden - strip * PANEL);
-                let row = |i: usize| load_some_words(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 });
-                let (first, second) = (row(0), row(1));
-                let out = args.out.cast::<u32>().add((strip * args.total_panels * DEPTH + pair) * PANEL);
-                store_words(out.cast(), interleave::<0>(first, second));
-                store_words(out.add(LANES).cast(), interleave::<1>(first, second));
+                let panel = strip * args.total_panels + 2 * pair / PANEL;
+                for (index, part) in RIGHT.into_iter().enumerate() {
+                    let row = |i: usize| load_part(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, part);
+                    let (first, second) = (row(0), row(1));
+                    let out = args.out.cast::<u32>().add((panel * DEPTH + index * PANEL / 2 + pair % (PANEL / 2)) * PANEL);
+                    store_words(out.cast(), interleave::<0>(first, second));
+                    store_words(out.add(LANES).cast(), interleave::<1>(first, second));
+                }
             }
         }
     }
@@ -39,6 +42,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_tokens_grad",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

@@ -6,38 +6,47 @@ use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
 /// Rows of W as left operand of both products of pass S, one after the other in the packed buffer: W for the logits,
-/// `[h / PANEL][row][PANEL]`, and, if wanted, its transpose for A += E W, `[row / PANEL][h][PANEL]`, both bf16.
+/// `[h / PANEL][row][part][PANEL]`, and, if wanted, its transpose for A += E W, `[row / PANEL][h][part][PANEL]`, both bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackVocabulary) {
-    let w = args.w.cast::<u16>();
+    let w = args.w.cast::<Element>();
     let hidden = padded(args.hidden);
     let plain = args.out.cast::<u16>();
     // SAFETY: the caller states the extents of W and of the packed buffer. A row that does not exist is loaded with
     // width 0, which touches nothing.
     unsafe {
-        let transposed = plain.wrapping_add(args.allocated_rows * hidden);
+        let transposed = plain.wrapping_add(args.allocated_rows * hidden * PARTS);
         for first in (args.first_row..args.end_row).step_by(PANEL) {
             for strip in 0..hidden / PANEL {
-                let to = plain.add((strip * args.allocated_rows + first) * PANEL);
+                let to = plain.add((strip * args.allocated_rows + first) * ROW);
                 for row in 0..PANEL {
                     let exists = first + row < args.rows;
                     let source = w.wrapping_add(if exists { (first + row) * args.row_stride } else { 0 });
                     let width = if exists { PANEL.min(args.hidden - strip * PANEL) } else { 0 };
                     // Accesses a row apart are nothing that the hardware would foresee.
                     prefetch(source.wrapping_add((strip + 4) * PANEL).cast());
-                    store_words(to.add(row * PANEL), load_some_words(source.wrapping_add(strip * PANEL), width));
+                    for (index, part) in LEFT.into_iter().enumerate() {
+                        let words = load_part(source.wrapping_add(strip * PANEL), width, part);
+                        store_words(to.add(row * ROW + index * PANEL), words);
+                    }
                 }
                 if args.transpose {
-                    let transposed = transposed.add(first * hidden + strip * PANEL * PANEL);
-                    transpose_half::<0>(to, transposed);
-                    transpose_half::<1>(to, transposed.add(PANEL * PANEL / 2));
+                    let transposed = transposed.add((first / PANEL * hidden + strip * PANEL) * ROW);
+                    for index in 0..PARTS {
+                        let (from, to) = (to.add(index * PANEL), transposed.add(index * PANEL));
+                        transpose_half::<0>(from, to);
+                        transpose_half::<1>(from, to.add(PANEL / 2 * ROW));
+                    }
                 }
             }
         }
     }
 }
 
-/// Half of the transpose of a block of 32 rows of 32: of its columns from 16 HALF on.
+/// Elements of a row of a strip.
+const ROW: usize = PARTS * PANEL;
+
+/// Half of the transpose of a part of a block of 32 rows of 32: of its columns from 16 HALF on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn transpose_half<const HALF: usize>(from: *const u16, to: *mut u16) {
@@ -46,11 +55,11 @@ unsafe fn transpose_half<const HALF: usize>(from: *const u16, to: *mut u16) {
     unsafe {
         // Row = two rows of W, word = element of H.
         for (pair, tile) in tile.iter_mut().enumerate() {
-            let row = from.add(2 * pair * PANEL);
-            *tile = interleave::<HALF>(load_words(row), load_words(row.add(PANEL)));
+            let row = from.add(2 * pair * ROW);
+            *tile = interleave::<HALF>(load_words(row), load_words(row.add(ROW)));
         }
         for (h, tile) in transpose(tile).into_iter().enumerate() {
-            store_words(to.add(h * PANEL), tile);
+            store_words(to.add(h * ROW), tile);
         }
     }
 }
@@ -61,6 +70,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_vocabulary",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

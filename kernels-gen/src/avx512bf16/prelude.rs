@@ -416,6 +416,64 @@ pub fn transpose(mut r: [VI; 16]) -> [VI; 16] {
     r
 }
 
+
+/// Element of X and W.
+pub type Element = u16;
+/// bf16 numbers that an element of an operand becomes.
+pub const PARTS: usize = 1;
+
+/// A bf16 number that stands for a factor.
+#[derive(Clone, Copy)]
+pub enum Part {
+    /// The factor rounded, or cut off where it would become infinite.
+    High,
+}
+
+/// Parts of a left operand, in the order of the packed strip.
+pub const LEFT: [Part; PARTS] = [Part::High];
+/// Parts of a right operand.
+pub const RIGHT: [Part; PARTS] = [Part::High];
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn part_of(a: V, _: Part) -> V {
+    a
+}
+
+/// A part of the first `count` of 32 elements of X or W, then zeros; touches nothing behind them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn load_part(p: *const Element, count: usize, part: Part) -> VI {
+    let Part::High = part;
+    // SAFETY: as the caller's.
+    unsafe { load_some_words(p, count) }
+}
+
+/// A part of `a` and `b` in turn.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn part_pairs(a: V, b: V, part: Part) -> VI {
+    pairs(part_of(a, part), part_of(b, part))
+}
+
+/// 16 values as left operand; a part follows the one before after `stride` elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn store_left(p: *mut u16, stride: usize, a: V) {
+    for (index, part) in LEFT.into_iter().enumerate() {
+        // SAFETY: the caller answers for all parts.
+        unsafe { store_rounded(p.add(index * stride), part_of(a, part)) }
+    }
+}
+
+/// What `store_left` has stored.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn load_left(p: *const u16, stride: usize) -> V {
+    // SAFETY: as the caller's.
+    unsafe { load_bf16(p) }
+}
+
 /// Two elements of the inner dimension, the first in the lower half.
 pub type Packed = u32;
 type Operand = VI;
@@ -426,17 +484,21 @@ type Operand = VI;
     unsafe { _mm512_dpbf16_ps(sum, std::mem::transmute::<VI, __m512bh>(left), std::mem::transmute::<VI, __m512bh>(right)) }
 }
 
-/// Rows `start..end` of a vector of tokens of E, `[row][PANEL]` f32, rounded to bf16 in place: `[row / 2][PANEL]` words of
-/// two rows, with zeros up to the end of a strip. `start` is even. A row moves to where earlier ones were, so that
-/// consecutive ranges may be done one after the other.
+/// Rows `start..end` of a vector of tokens of E, `[row][PANEL]` f32, as right operand: for each strip and part words of two
+/// rows, `[row / 2][PANEL]`, with zeros up to the end of a strip. `start` is even. Where there is one part E may take the
+/// place of the rows: a row moves to where earlier ones were, so that consecutive ranges may be done one after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn pair_rows(tile: *mut f32, start: usize, end: usize) {
+pub unsafe fn pack_rows(tile: *const f32, start: usize, end: usize, e: *mut Packed) {
     for row in (start..end.next_multiple_of(PANEL)).step_by(2) {
         // SAFETY: the caller answers for the rows, up to the end of the last strip.
         unsafe {
             let value = |row: usize| if row < end { load(tile.add(row * PANEL)) } else { splat(0.0) };
-            store_words(tile.add(row / 2 * PANEL).cast(), pairs(value(row), value(row + 1)));
+            let (first, second) = (value(row), value(row + 1));
+            let e = e.add((row / PANEL * DEPTH + row % PANEL / 2) * PANEL);
+            for (index, part) in RIGHT.into_iter().enumerate() {
+                store_words(e.add(index * PANEL / 2 * PANEL).cast(), part_pairs(first, second, part));
+            }
         }
     }
 }
@@ -444,7 +506,7 @@ pub unsafe fn pair_rows(tile: *mut f32, start: usize, end: usize) {
 use vocabfuse_kernels::abi::Blocking;
 
 /// Packed elements of a strip of the inner dimension.
-pub const DEPTH: usize = PANEL / 2;
+pub const DEPTH: usize = PANEL / 2 * PARTS;
 const VECTORS: usize = PANEL / LANES;
 
 // E, then flags of tiles.
@@ -634,7 +696,7 @@ fn accumulated(keep: *const u8, first: usize, count: usize) -> Strips {
 
 /// Width of the blocks of H whose W stays in L2 while panels pass.
 const HIDDEN_BLOCK: usize = 512;
-/// A += E W for some panels, transposed: E from `pair_rows`, W as `[row / PANEL][padded H][PANEL]`, A `[panel][padded
+/// A += E W for some panels, transposed: E from `pack_rows`, W as `[row / PANEL][padded H][PANEL]`, A `[panel][padded
 /// H][token]`. Both products of pass S so have tokens for lanes and the small operand on the right.
 pub struct Accumulate {
     pub e: *const Packed,

@@ -23,8 +23,11 @@ unsafe fn kernel(args: &VocabularyGrad) {
             let panels = args.blocking.grad_panels.min(args.panels - first);
             let block = q.add(first * args.stride);
             for panel in 0..panels {
-                for i in (0..args.columns * PANEL).step_by(LANES) {
-                    store_rounded(rounded.add(panel * args.columns * PANEL + i), load(block.add(panel * args.stride + i)));
+                for row in 0..args.columns {
+                    for lane in (0..PANEL).step_by(LANES) {
+                        let to = rounded.add((panel * args.columns + row) * 2 * DEPTH + lane);
+                        store_left(to, PANEL, load(block.add(panel * args.stride + row * PANEL + lane)));
+                    }
                 }
             }
             gradient(&Gradient {
@@ -69,6 +72,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "vocabulary_grad",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

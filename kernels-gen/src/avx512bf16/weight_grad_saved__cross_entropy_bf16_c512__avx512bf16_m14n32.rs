@@ -66,7 +66,7 @@ unsafe fn flag(args: &WeightGrad, panel: usize, q: *const Packed, keep: *mut u8)
     // SAFETY: as for `kernel`.
     unsafe {
         let limit = |lane: usize| load(args.limits.add(panel * PANEL + lane));
-        let value = |row: usize, lane: usize| load_bf16(q.cast::<u16>().add(row * PANEL + lane));
+        let value = |row: usize, lane: usize| load_left(q.cast::<u16>().add(row * 2 * DEPTH + lane), PANEL);
         let kept = flag_tiles(args.columns, limit, value, keep);
         (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
     }
@@ -107,7 +107,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut u16, column_sums: 
                 let g10 = mul(g8, g9);
                 let g12 = div(g10, splat(g11));
                 let _ = stored;
-                store_rounded(q.add(row * PANEL + lane), g10);
+                store_left(q.add(row * 2 * DEPTH + lane), PANEL, g10);
                 if !column_sums.is_null() {
                     let sum = column_sums.add(row * LANES);
                     store(sum, add(load(sum), g12));
@@ -124,6 +124,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "weight_grad_saved",
     target: "avx512bf16",
     dtype: "bf16",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {

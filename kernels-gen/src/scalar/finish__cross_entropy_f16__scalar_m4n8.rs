@@ -108,6 +108,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "scalar",
     dtype: "f16",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {

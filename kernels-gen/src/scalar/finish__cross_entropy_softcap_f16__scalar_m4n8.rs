@@ -109,6 +109,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "scalar",
     dtype: "f16",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_softcap",
     bindings: &vocabfuse_kernels::Bindings {

@@ -39,6 +39,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "finish",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "top_k",
     bindings: &vocabfuse_kernels::Bindings {

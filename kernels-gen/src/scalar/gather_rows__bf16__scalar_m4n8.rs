@@ -22,6 +22,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "gather_rows",
     target: "scalar",
     dtype: "bf16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

@@ -187,6 +187,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_operand",
     target: "scalar",
     dtype: "bf16",
+    precision: "",
     chunk: 2048,
     loss: "cross_entropy_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {

@@ -187,6 +187,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_operand",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

@@ -202,6 +202,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_operand",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 2048,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

@@ -219,6 +219,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy",
     bindings: &vocabfuse_kernels::Bindings {

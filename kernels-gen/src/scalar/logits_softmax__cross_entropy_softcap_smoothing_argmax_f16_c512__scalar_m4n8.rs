@@ -263,6 +263,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "scalar",
     dtype: "f16",
+    precision: "",
     chunk: 512,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {

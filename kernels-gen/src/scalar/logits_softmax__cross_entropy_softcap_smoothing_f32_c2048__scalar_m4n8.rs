@@ -250,6 +250,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "logits_softmax",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 2048,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

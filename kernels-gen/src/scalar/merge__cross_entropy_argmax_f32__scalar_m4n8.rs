@@ -48,6 +48,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_argmax",
     bindings: &vocabfuse_kernels::Bindings {

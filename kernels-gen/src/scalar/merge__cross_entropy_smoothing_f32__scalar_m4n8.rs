@@ -42,6 +42,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {

@@ -46,6 +46,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "logprobs_entropy",
     bindings: &vocabfuse_kernels::Bindings {

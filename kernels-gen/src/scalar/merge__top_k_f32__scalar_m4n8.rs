@@ -38,6 +38,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "merge",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "top_k",
     bindings: &vocabfuse_kernels::Bindings {

@@ -36,6 +36,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "pack_tokens",
     target: "scalar",
     dtype: "f16",
+    precision: "",
     chunk: 0,
     loss: "",
     bindings: &vocabfuse_kernels::Bindings {

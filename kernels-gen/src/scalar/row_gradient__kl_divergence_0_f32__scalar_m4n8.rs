@@ -67,6 +67,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_gradient",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "kl_divergence_0",
     bindings: &vocabfuse_kernels::Bindings {

@@ -115,6 +115,7 @@ pub const KERNEL: Kernel = Kernel {
     kernel: "row_statistics",
     target: "scalar",
     dtype: "f32",
+    precision: "",
     chunk: 0,
     loss: "kl_divergence",
     bindings: &vocabfuse_kernels::Bindings {
