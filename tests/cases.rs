@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Tensors, check, run, same};
+use common::{Case, Tensors, bf16x3, check, run, same};
 use half::bf16;
 use vocabfuse::reference::largest_error;
 use vocabfuse_runtime::{
@@ -27,6 +27,11 @@ fn forms() -> impl Iterator<Item = CrossEntropy> {
 
 fn cpu() -> Cpu {
     Cpu::new(Some(2)).unwrap()
+}
+
+/// The processors, and the same with products of f32 in bf16x3 where they have them.
+fn every_precision() -> Vec<Cpu> {
+    bf16x3(2).into_iter().chain([cpu()]).collect()
 }
 
 #[test]
@@ -59,6 +64,10 @@ fn a_softcap_of_one_gives_padded_lanes_no_mass() {
 
 #[test]
 fn every_form_leaves_padded_rows_of_the_vocabulary_alone() {
+    every_precision().iter().for_each(leaves_padded_rows_alone);
+}
+
+fn leaves_padded_rows_alone(cpu: &Cpu) {
     let (tokens, hidden, vocab) = (9, 12, 21);
     let layout = ShardLayout::padded(vocab, 2).unwrap();
     for loss in forms() {
@@ -66,14 +75,14 @@ fn every_form_leaves_padded_rows_of_the_vocabulary_alone() {
             let policy = Policy { save, ..Policy::default() };
             let case = Case { loss, policy, ..Case::new(tokens, hidden, vocab) };
             let tensors = Tensors::random(&case);
-            let expected = run(&cpu(), &case, &tensors).unwrap().out;
+            let expected = run(cpu, &case, &tensors).unwrap().out;
             let mut w = tensors.w.clone();
             w.resize(layout.stored() * hidden, f32::NAN);
             let mut dw = vec![7.0f32; w.len()];
             let parts = vocabfuse::ranks::split_rows(&mut dw, hidden, (0..2).map(|r| layout.range(r)));
             let items: Vec<_> = Local::group(2).into_iter().zip(parts).collect();
             vocabfuse::ranks::each(items, |rank, (comm, dw)| {
-                let layer = OutputLayer::new(&cpu(), &layout, rank, loss, policy)?;
+                let layer = OutputLayer::new(cpu, &layout, rank, loss, policy)?;
                 let weight = Matrix::new(&w, layout.stored(), hidden)?.row_range(layout.range(rank))?;
                 let batch = Batch::new(Matrix::new(&tensors.x, tokens, hidden)?, &tensors.targets);
                 let done = layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&comm)?.wait()?;
@@ -93,6 +102,10 @@ fn every_form_leaves_padded_rows_of_the_vocabulary_alone() {
 // Rows of the batch: an ordinary one, one whose logits are all -inf, one with a NaN, another ordinary one.
 #[test]
 fn every_form_keeps_odd_rows_to_themselves() {
+    every_precision().iter().for_each(keeps_odd_rows_to_themselves);
+}
+
+fn keeps_odd_rows_to_themselves(cpu: &Cpu) {
     for loss in forms() {
         for save in [Save::Auto, Save::No] {
             for algorithm in [Algorithm::Two, Algorithm::One] {
@@ -107,7 +120,7 @@ fn every_form_keeps_odd_rows_to_themselves() {
                 for (row, value) in [0.0, f32::NEG_INFINITY, f32::NAN, 0.0].into_iter().enumerate() {
                     tensors.x[row * 6 + 5] = value;
                 }
-                let out = run(&cpu(), &case, &tensors).unwrap().out;
+                let out = run(cpu, &case, &tensors).unwrap().out;
                 let row = |i: usize| &out.dx[i * 6..][..6];
                 // A softcap makes finite logits of infinite ones.
                 if loss.softcap.is_none() {

@@ -16,6 +16,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use vocabfuse::{Cpu, Target};
 
 const TOKENS: usize = 6;
 const HIDDEN: usize = 5;
@@ -68,9 +69,13 @@ impl Folder {
     }
 
     fn run(&self, options: &[&str]) -> Ended {
+        self.run_with(options, &[])
+    }
+
+    fn run_with(&self, options: &[&str], variables: &[(&str, &str)]) -> Ended {
         let mut arguments = vec!["run", "--input", "in.safetensors", "--output", "out.safetensors"];
         arguments.extend(options);
-        vocabfuse(self.0.path(), &arguments)
+        vocabfuse_with(self.0.path(), &arguments, variables)
     }
 
     fn outputs(&self) -> Vec<(String, Vec<usize>)> {
@@ -170,6 +175,22 @@ fn run_takes_all_options() {
     let (n, h, v) = (TOKENS, HIDDEN, VOCAB);
     let expected = [("dbias", &[v][..]), ("dw", &[v, h]), ("dx", &[n, h]), ("loss", &[n]), ("lse", &[n])];
     assert_eq!(folder.outputs(), outputs(&expected));
+}
+
+#[test]
+fn run_multiplies_f32_in_bf16x3_where_there_is_bf16() {
+    let folder = Folder::new(&bytes(&tensors()));
+    let options = ["--precision", "bf16x3", "--ranks", "2", "--check", "--json"];
+    let on = |isa: &str| folder.run_with(&options, &[("VOCABFUSE_ISA", isa)]);
+    if Cpu::available_targets().contains(&Target::Avx512Bf16) {
+        let report = on("avx512bf16").json();
+        let device = report["device"].as_str().unwrap();
+        assert!(report["passed"] == true && device.starts_with("cpu avx512bf16, precision bf16x3"), "{report}");
+        let kernels = report["kernels"].as_array().unwrap();
+        let softmax = "logits_softmax__cross_entropy_f32_bf16x3_c512__avx512bf16_m14n32";
+        assert!(kernels.iter().any(|k| k == softmax), "{report}");
+    }
+    on("scalar").refused(&["option precision", "bf16x3", "avx512bf16 and amx", "target scalar"]);
 }
 
 #[test]
@@ -333,8 +354,10 @@ fn unusable_options_are_refused() {
         ("--device ptx:sm_80 --dtype f32", &["precision", "tf32x3"]),
         ("--device ptx:sm_80 --dtype bf16 --precision tf32", &["precision", "bf16"]),
         ("--communicator nccl", &["--communicator", "nccl", "local"]),
-        ("--precision tf32", &["--precision", "exact"]),
-        ("--precision f64", &["--precision", "exact", "tf32x3"]),
+        ("--precision tf32", &["option precision", "exact", "bf16x3", "got tf32"]),
+        ("--precision bf16x3 --dtype f16", &["option precision", "bf16x3 for dtype f32", "dtype f16"]),
+        ("--precision bf16x3 --device ptx:sm_80", &["option precision", "bf16x3", "tf32 or tf32x3"]),
+        ("--precision f64", &["--precision", "exact", "tf32x3, bf16x3"]),
         ("--logit-scale 0", &["--logit-scale", "other than 0"]),
         ("--logit-scale nan", &["--logit-scale", "finite"]),
         ("--normalizer 0", &["--normalizer", "above 0"]),

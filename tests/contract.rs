@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Tensors, amx, check, devices, run, same};
+use common::{Case, Tensors, amx, amx_bf16x3, bf16x3, check, devices, run, same};
 use vocabfuse::reference::largest_error;
 use vocabfuse_runtime::{
     Algorithm, Batch, Cpu, CrossEntropy, Dtype, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Save, Shard,
@@ -14,6 +14,12 @@ const ALGORITHMS: [Algorithm; 3] = [Algorithm::Naive, Algorithm::One, Algorithm:
 
 /// Every device, policy and dtype that a contract has to hold on.
 fn everywhere(case: &Case, test: impl Fn(&Cpu, &Case)) {
+    for cpu in bf16x3(2).into_iter().chain(amx_bf16x3(2)) {
+        for (save, algorithm) in [(Save::Yes, Algorithm::One), (Save::Yes, Algorithm::Two), (Save::No, Algorithm::Two)] {
+            let policy = Policy { save, algorithm, ..case.policy };
+            test(&cpu, &Case { policy, ..case.clone() }.bf16x3());
+        }
+    }
     for cpu in devices(2).into_iter().chain(amx(2)) {
         for save in SAVES {
             for algorithm in ALGORITHMS {
@@ -178,6 +184,7 @@ fn near_certainty_keeps_relative_precision() {
         let run = run(cpu, case, &tensors).unwrap();
         let truth = common::truth(case, &tensors);
         let rounding = match case.dtype {
+            Dtype::F32 if case.precision.is_some() => 2e-5,
             Dtype::F32 => 2e-6,
             _ => 1e-2,
         };

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Run, Tensors, amx, devices, run, same};
+use common::{Case, Run, Tensors, amx, amx_bf16x3, bf16x3, devices, run, same};
 use vocabfuse_runtime::{Algorithm, Cpu, CrossEntropy, Dtype, OutputLayer, Policy, Save, ShardLayout, Target};
 
 const THRESHOLD: f32 = 1e-3;
@@ -31,6 +31,11 @@ fn filtered(case: &Case, threshold: f32) -> Case {
 
 /// All devices, policies and dtypes that have a filter.
 fn everywhere(test: impl Fn(&Cpu, &Case)) {
+    for cpu in bf16x3(2).into_iter().chain(amx_bf16x3(2)) {
+        for (save, algorithm) in [(Save::Yes, Algorithm::One), (Save::No, Algorithm::Two)] {
+            test(&cpu, &case(Policy { save, algorithm, ..Policy::default() }, Dtype::F32).bf16x3());
+        }
+    }
     for cpu in devices(2).into_iter().chain(amx(2)) {
         for save in [Save::Yes, Save::No] {
             for algorithm in [Algorithm::One, Algorithm::Two] {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Tensors, amx, check, devices, run};
+use common::{Case, Tensors, amx, amx_bf16x3, bf16x3, check, devices, run};
 use proptest::prelude::*;
 use vocabfuse_runtime::{Algorithm, Cpu, CrossEntropy, Dtype, Policy, Reduction, Save, Target};
 
@@ -66,6 +66,9 @@ proptest! {
                 agrees(&cpu, &case)?;
             }
         }
+        for cpu in bf16x3(2) {
+            agrees(&cpu, &case.bf16x3())?;
+        }
     }
 }
 
@@ -77,7 +80,13 @@ proptest! {
         if let Some(cpu) = amx(2) {
             let vocab = case.vocab.min(600);
             let bounds = case.bounds.iter().map(|b| *b.min(&vocab)).collect();
-            agrees(&cpu, &Case { dtype: Dtype::Bf16, loss: CrossEntropy { label_smoothing: case.loss.label_smoothing.min(0.5), ..case.loss }, vocab, bounds, ..case })?;
+            let case = Case { vocab, bounds, ..case };
+            let label_smoothing = case.loss.label_smoothing.min(0.5);
+            let loss = CrossEntropy { label_smoothing, ..case.loss };
+            agrees(&cpu, &Case { dtype: Dtype::Bf16, loss, ..case.clone() })?;
+            if let Some(cpu) = amx_bf16x3(2) {
+                agrees(&cpu, &case.bf16x3())?;
+            }
         }
     }
 }

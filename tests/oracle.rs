@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Tensors, amx, check, devices, run, same};
+use common::{Case, Tensors, amx, amx_bf16x3, bf16x3, check, devices, run, same};
 use proptest::prelude::*;
 use vocabfuse_runtime::{Algorithm, Cpu, CrossEntropy, Dtype, Policy, Reduction, Save, Target};
 
@@ -68,6 +68,9 @@ proptest! {
                 agrees(&cpu, &case)?;
             }
         }
+        for cpu in bf16x3(2) {
+            agrees(&cpu, &case.bf16x3())?;
+        }
     }
 }
 
@@ -86,6 +89,9 @@ proptest! {
                 ..case
             };
             agrees(&cpu, &case)?;
+            if let Some(cpu) = amx_bf16x3(2) {
+                agrees(&cpu, &case.bf16x3())?;
+            }
         }
     }
 }

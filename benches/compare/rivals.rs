@@ -93,7 +93,7 @@ impl Rival {
     /// Reads the inputs and runs twice: on a tiny problem before memory is looked at, which starts threads and loads
     /// code, and on the inputs themselves.
     pub fn load(name: &str, shape: &Shape, rows: Vec<usize>) -> Result<Rival> {
-        if !matches!(name, "plain" | "vocabfuse-saved" | "vocabfuse-recompute") {
+        if !matches!(name, "plain" | "vocabfuse-saved" | "vocabfuse-recompute" | "vocabfuse-bf16x3") {
             bail!("no competitor {name:?} here");
         }
         rayon::ThreadPoolBuilder::new().num_threads(shape.threads).build_global()?;
@@ -117,7 +117,8 @@ impl Rival {
         } else {
             let save = name == "vocabfuse-saved";
             let policy = Policy { save: if save { Save::Yes } else { Save::No }, ..Policy::default() };
-            let cpu = Cpu::new(Some(shape.threads))?;
+            let precision = (name == "vocabfuse-bf16x3").then_some(Precision::Bf16x3);
+            let cpu = Cpu::new(Some(shape.threads))?.with_precision(precision);
             let layout = ShardLayout::even(v, 1)?;
             Way::Fused {
                 layer: Box::new(OutputLayer::new(&cpu, &layout, 0, CrossEntropy::default(), policy)?),

@@ -475,8 +475,11 @@ fn check_precision(
         (true, Dtype::F32, None) if kernel.is_product() => {
             unsupported(format!("dtype f32 without a precision for {kernel} on target {target}"), supported)
         }
-        (true, Dtype::F32, _) if precision.is_none_or(|p| p.is_on(target)) => {
+        (true, Dtype::F32, precision) if precision.is_none_or(|p| p.is_on(target)) => {
             Ok(precision.filter(|_| kernel.is_product()))
+        }
+        (true, Dtype::F32, Some(precision)) => {
+            unsupported(format!("precision {precision} for dtype f32 on target {target}"), supported)
         }
         (true, _, Some(precision)) => unsupported(format!("precision {precision} for dtype {dtype}"), supported),
         (false, Dtype::F32, Some(precision)) if precision.is_on(target) => {

@@ -34,6 +34,12 @@ fn checked_in_kernels_are_up_to_date() {
 }
 
 #[test]
+fn checked_in_bf16x3_kernels_are_up_to_date() {
+    let files = Builder::checked_in_bf16x3().unwrap().files().unwrap();
+    check("../kernels-gen/src", &["avx512bf16_bf16x3", "amx_bf16x3"], files);
+}
+
+#[test]
 fn checked_in_cuda_kernels_are_up_to_date() {
     let mut files = Builder::checked_in_cuda().unwrap().files().unwrap();
     // What the compiler found is beside what the generator says; the tests with NVRTC look at it.

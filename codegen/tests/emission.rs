@@ -30,6 +30,40 @@ fn kernels_of_each_kind() {
 }
 
 #[test]
+fn products_of_f32_in_bf16x3() {
+    let loss = cross_entropy().unwrap();
+    let spec = |kernel, target, dtype, precision| {
+        KernelSpec::with_precision(kernel, target, dtype, Some(precision), 512, &loss.name)
+    };
+    let softmax = spec(KernelKind::LogitsSoftmax, Target::Avx512Bf16, Dtype::F32, Precision::Bf16x3).unwrap();
+    insta::assert_snapshot!("logits_softmax_avx512bf16_f32_bf16x3", emit(&softmax, &loss).unwrap().text);
+
+    let files = Builder::checked_in_bf16x3().unwrap().files().unwrap();
+    for file in [
+        "amx_bf16x3/logits_softmax__cross_entropy_f32_bf16x3_c512__amx_m32n32.rs",
+        "amx_bf16x3/vocabulary_grad__f32_bf16x3__amx_m32n32.rs",
+        "avx512bf16_bf16x3/pack_tokens__f32_bf16x3__avx512bf16_m14n32.rs",
+    ] {
+        assert!(files.contains_key(file), "no {file} in {:?}", files.keys());
+    }
+    let unique = files.keys().filter(|file| file.contains("logits_softmax__cross_entropy"));
+    assert_eq!(unique.count(), 2 * 8, "every form on both targets");
+
+    let refused = |kernel, target, dtype, precision| spec(kernel, target, dtype, precision).unwrap_err().to_string();
+    let error = refused(KernelKind::Merge, Target::Amx, Dtype::F32, Precision::Bf16x3);
+    assert!(error.contains("merge with precision bf16x3 on target amx") && error.contains("avx512"), "{error}");
+    for (target, dtype) in [(Target::Amx, Dtype::Bf16), (Target::Avx512, Dtype::F32), (Target::Avx2, Dtype::F16)] {
+        let error = refused(KernelKind::PackTokens, target, dtype, Precision::Bf16x3);
+        let named = format!("precision bf16x3 for dtype {dtype} on target {target}");
+        assert!(error.contains(&named) && error.contains("f32 with bf16x3 on avx512bf16 and amx"), "{error}");
+    }
+    let error = refused(KernelKind::PackTokens, Target::Avx512, Dtype::F32, Precision::Tf32x3);
+    assert!(error.contains("precision tf32x3 for dtype f32 on target avx512"), "{error}");
+    let error = refused(KernelKind::LogitsSoftmax, Target::Sm80, Dtype::F32, Precision::Bf16x3);
+    assert!(error.contains("precision bf16x3 for dtype f32 on target sm_80") && error.contains("tf32x3"), "{error}");
+}
+
+#[test]
 fn cuda_kernels_of_each_kind() {
     insta::assert_snapshot!("logits_softmax_sm80_bf16", text(KernelKind::LogitsSoftmax, Target::Sm80, Dtype::Bf16));
     insta::assert_snapshot!("weight_grad_sm80_f16", text(KernelKind::WeightGrad, Target::Sm80, Dtype::F16));
@@ -120,7 +154,7 @@ fn bad_specifications_name_the_parameter() {
 
 #[test]
 fn template_assertions_and_undefined_names_are_errors() {
-    let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, inner => 1, k_block => 128, vocabulary_block => 64, row_block => 1, grad_panels => 4 };
+    let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, inner => 1, parts => 1, k_block => 128, vocabulary_block => 64, row_block => 1, grad_panels => 4 };
     let prelude =
         |tile| render("cpu/prelude_scalar.rs.in", "demo", context! { version => "0", tile => tile, attribute => "" });
     assert!(prelude(tile(8, 16)).is_ok());
@@ -142,7 +176,8 @@ fn every_template_is_used_and_has_no_stray_syntax() {
     for path in vocabfuse_templates::PATHS {
         assert!(vocabfuse_templates::get(path).is_some_and(|t| !t.is_empty()), "{path}");
     }
-    let files = Builder::new().files().unwrap().into_iter().chain(Builder::cuda().files().unwrap());
+    let split = Builder::checked_in_bf16x3().unwrap().files().unwrap();
+    let files = Builder::new().files().unwrap().into_iter().chain(split).chain(Builder::cuda().files().unwrap());
     for (name, text) in files {
         for mark in ["<|", "|>", "<%", "%>", "//$"] {
             assert!(!text.contains(mark), "{name} still has {mark}");

@@ -22,13 +22,22 @@ fn generate_writes_the_same_bytes_each_time() {
 }
 
 #[test]
+fn generate_writes_f32_of_amx_in_bf16x3() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = "generate --target amx --dtype f32 --kernel logits_softmax --chunk 1024 --out o --json";
+    let report = vocabfuse(folder.path(), &arguments.split_whitespace().collect::<Vec<_>>()).json();
+    assert_eq!(report["kernels"][0], "logits_softmax__cross_entropy_f32_bf16x3_c1024__amx_m32n32");
+    assert!(folder.path().join("o/amx_bf16x3/prelude.rs").is_file());
+}
+
+#[test]
 fn generate_refuses_what_no_template_covers() {
     let folder = tempfile::tempdir().unwrap();
     let generate = |options: &str| {
         let arguments: Vec<&str> = std::iter::once("generate").chain(options.split_whitespace()).collect();
         vocabfuse(folder.path(), &arguments)
     };
-    generate("--target amx --dtype f32 --out o").refused(&["f32", "amx", "bf16"]);
+    generate("--target amx --dtype f16 --out o").refused(&["f16", "amx", "bf16"]);
     generate("--target sse --out o").refused(&["--target", "scalar, avx2, avx512"]);
     generate("--target scalar --kernel matmul --out o").refused(&["--kernel", "logits_softmax"]);
     generate("--target scalar --chunk 100 --out o").refused(&["--chunk", "power of two"]);

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test crate uses a part of it.
 
 pub mod embedding;
+pub mod precision;
 
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
@@ -10,7 +11,7 @@ use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
     Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, OutputLayer,
-    Policy, Shard, ShardLayout, Target, Upstream,
+    Policy, Precision, Shard, ShardLayout, Target, Upstream,
 };
 
 /// A problem of random tensors, and how to run it.
@@ -22,6 +23,8 @@ pub struct Case {
     /// Bounds of the shards.
     pub bounds: Vec<usize>,
     pub dtype: Dtype,
+    /// That of the device, which `check` goes by.
+    pub precision: Option<Precision>,
     pub policy: Policy,
     pub loss: CrossEntropy,
     pub bias: bool,
@@ -41,6 +44,7 @@ impl Case {
             vocab,
             bounds: vec![0, vocab],
             dtype: Dtype::F32,
+            precision: None,
             policy: Policy::default(),
             loss: CrossEntropy::default(),
             bias: false,
@@ -49,6 +53,12 @@ impl Case {
             spread: 1.0,
             seed: 1,
         }
+    }
+
+    /// The same in f32 for a device of [`bf16x3`], whose kernels have one chunk.
+    pub fn bf16x3(&self) -> Case {
+        let policy = Policy { chunk: Some(512), ..self.policy };
+        Case { dtype: Dtype::F32, precision: Some(Precision::Bf16x3), policy, ..self.clone() }
     }
 }
 
@@ -213,14 +223,23 @@ pub fn composition(case: &Case, tensors: &Tensors) -> Outputs<f32> {
     plain::cross_entropy(&problem, case.dtype).expect("the case is well-formed")
 }
 
-/// Checks every output: its error is at most twice that of the plain composition in the same dtype, and a floor.
+/// Checks every output: its error is at most twice that of the plain composition in the same dtype, and a floor. For bf16x3
+/// the plain composition has the factors of [`precision::narrowed`].
 pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
-    let (truth, plain) = (truth(case, tensors), composition(case, tensors));
+    let truth = truth(case, tensors);
+    let plain = if case.precision.is_some() {
+        let [x, w] = [&tensors.x, &tensors.w].map(|values| precision::narrowed(values));
+        composition(case, &Tensors { x, w, ..tensors.clone() })
+    } else {
+        composition(case, tensors)
+    };
     // A few roundings of f32: at tiny sizes the plain composition can be exact by luck.
     // Where logits reach a cap, derivatives depend on how a dot product of size `spread` was rounded.
     let logits = if case.loss.softcap.is_some() { f64::from(case.spread).max(1.0) } else { 1.0 };
     // Among few terms, roundings of a narrow type cancel by luck: a quarter of one is what luck may make up.
     let narrow = match case.dtype {
+        // E and Q have two parts as well, which those of the plain composition have not.
+        Dtype::F32 if case.precision.is_some() => precision::BF16X3,
         Dtype::F32 => 0.0,
         Dtype::Bf16 => 2.0f64.powi(-10),
         Dtype::F16 => 2.0f64.powi(-13),
@@ -251,22 +270,37 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
 
 // Logits that f32 cannot tell apart may change places.
 fn argmax(case: &Case, tensors: &Tensors, run: &Run, truth: &Outputs<f64>) -> Result<(), String> {
-    let logit = |token: usize, class: i64| {
+    let mut size = 0.0f64;
+    let mut logit = |token: usize, class: i64| {
         let class = usize::try_from(class).map_err(|_| format!("argmax: token {token} has {class} in {case:?}"))?;
         let (x, w) = (&tensors.x[token * case.hidden..][..case.hidden], &tensors.w[class * case.hidden..]);
-        let product: f64 = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        let products = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b));
+        let product: f64 = products.clone().sum();
+        size = size.max(products.map(f64::abs).sum::<f64>() * f64::from(case.loss.logit_scale.abs()));
         let z = f64::from(case.loss.logit_scale) * product + tensors.bias.as_ref().map_or(0.0, |b| f64::from(b[class]));
         Ok::<_, String>(case.loss.softcap.map_or(z, |c| f64::from(c) * (z / f64::from(c)).tanh()))
     };
     for (token, (got, want)) in run.out.argmax.iter().zip(&truth.argmax).enumerate() {
         if got != want {
             let (got, want) = (logit(token, *got)?, logit(token, *want)?);
-            if (got - want).abs() > 1e-5 * want.abs().max(1.0) {
+            let split = if case.precision.is_some() { 2.0 * precision::BF16X3 * size } else { 0.0 };
+            if (got - want).abs() > 1e-5 * want.abs().max(1.0) + split {
                 return Err(format!("argmax: the logit of token {token} is {got}, the largest {want} in {case:?}"));
             }
         }
     }
     if run.out.argmax.len() == truth.argmax.len() { Ok(()) } else { Err("argmax: wrong length".to_owned()) }
+}
+
+/// Devices of this machine that multiply f32 in bf16x3.
+pub fn bf16x3(threads: usize) -> Vec<Cpu> {
+    let pairs = devices(threads).into_iter().filter(|cpu| Target::BF16.contains(&cpu.target()));
+    pairs.map(|cpu| cpu.with_precision(Some(Precision::Bf16x3))).collect()
+}
+
+/// As [`amx`], in bf16x3.
+pub fn amx_bf16x3(threads: usize) -> Option<Cpu> {
+    amx(threads).map(|cpu| cpu.with_precision(Some(Precision::Bf16x3)))
 }
 
 /// Every target that can run here.

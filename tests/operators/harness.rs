@@ -1,5 +1,8 @@
 //! One operator on random operands, run on every rank and through the compositions of `vocabfuse::operators`.
 
+#[path = "../common/precision.rs"]
+mod precision;
+
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -7,7 +10,7 @@ use vocabfuse::operators::{self, Answer, Gradients, Query, Raw, Real, Upstream};
 use vocabfuse::{plain, ranks};
 use vocabfuse_runtime::{
     Cpu, Device, Distribution, DistributionGradients, Dtype, Element, Error, Ids, KlDirection, Local, Matrix,
-    Operators, ShardLayout, Statistics, Target, ValueGradients, Values,
+    Operators, Precision, ShardLayout, Statistics, Target, ValueGradients, Values,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +45,8 @@ pub struct Case {
     pub vocab: usize,
     pub bounds: Vec<usize>,
     pub dtypes: [Dtype; 2],
+    /// That of the device, which `check` goes by.
+    pub precision: Option<Precision>,
     pub scale: f32,
     pub softcap: Option<f32>,
     pub bias: bool,
@@ -61,6 +66,7 @@ impl Case {
             vocab,
             bounds: vec![0, vocab],
             dtypes: [Dtype::F32; 2],
+            precision: None,
             scale: 1.0,
             softcap: None,
             bias: false,
@@ -69,6 +75,11 @@ impl Case {
             per_token: 3,
             seed: 1,
         }
+    }
+
+    /// The same in f32 from X and W, for a device of [`bf16x3`].
+    pub fn bf16x3(&self) -> Case {
+        Case { dtypes: [Dtype::F32; 2], precision: Some(Precision::Bf16x3), given: false, ..self.clone() }
     }
 }
 
@@ -303,15 +314,24 @@ pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
 
 /// Every output has an error of at most twice that of the plain composition in the same dtype, and a floor: a few roundings
 /// of f32 of its largest value, and two of the terms it is a difference of. At tiny sizes the plain composition can be exact by
-/// luck, and with one class it always is.
+/// luck, and with one class it always is. For bf16x3 the plain composition has the factors of [`precision::narrowed`].
 pub fn check(case: &Case, data: &Data, run: &Run) -> Result<(), String> {
     const ROUNDING: f64 = f32::EPSILON as f64;
-    let (truth, plain) = (composition::<f64>(case, data), composition::<f32>(case, data));
+    let narrowed = |values: &[Vec<f32>; 2]| [0, 1].map(|i| precision::narrowed(&values[i]));
+    let truth = composition::<f64>(case, data);
+    let (plain, parts) = match case.precision {
+        Some(_) => {
+            let data = Data { x: narrowed(&data.x), w: narrowed(&data.w), ..data.clone() };
+            (composition::<f32>(case, &data), precision::BF16X3)
+        }
+        None => (composition::<f32>(case, data), 0.0),
+    };
     // A logit y is rounded by a fraction of y, and so is the exponent of all that e^y is in.
     let roundings = f64::from(4.0 * case.scale.abs() * case.spread).max(16.0);
     let one = |name: &str, terms: f64, got: &[f32], plain: &[f32], truth: &[f64]| {
         let size = largest(truth.iter().map(|v| v.abs()));
-        let floor = ROUNDING * (roundings * size + 2.0 * terms);
+        // Q has two parts as well, which that of the plain composition has not.
+        let floor = ROUNDING * (roundings * size + 2.0 * terms) + parts * terms;
         let (error, allowed) = (difference(got, truth), 2.0 * difference(plain, truth) + floor);
         if error <= allowed { Ok(()) } else { Err(format!("{name}: error {error:e}, allowed {allowed:e} in {case:?}")) }
     };
@@ -376,6 +396,12 @@ pub fn amx(threads: usize) -> Option<Cpu> {
     }
     eprintln!("no AMX here, and no AVX-512 BF16 to emulate it on: AMX kernels are not run");
     None
+}
+
+/// Devices of this machine that multiply f32 in bf16x3.
+pub fn bf16x3(threads: usize) -> Vec<Cpu> {
+    let pairs = devices(threads).into_iter().filter(|cpu| Target::BF16.contains(&cpu.target()));
+    pairs.map(|cpu| cpu.with_precision(Some(Precision::Bf16x3))).collect()
 }
 
 /// Whether a device has kernels of its own for the dtypes of a case.

@@ -4,9 +4,9 @@ mod contract;
 mod harness;
 mod ptx;
 
-use harness::{Case, Data, Which, amx, check, devices, differs, run};
+use harness::{Case, Data, Which, amx, bf16x3, check, devices, differs, run};
 use proptest::prelude::*;
-use vocabfuse_runtime::{Cpu, Dtype};
+use vocabfuse_runtime::{Cpu, Dtype, Precision};
 
 fn any_case() -> impl Strategy<Value = Case> {
     let which = prop::sample::select(Which::DIFFERENTIABLE.to_vec());
@@ -54,6 +54,9 @@ proptest! {
         for cpu in devices(2).into_iter().filter(|cpu| differs(cpu, &case)) {
             agrees(&cpu, &case)?;
         }
+        for cpu in bf16x3(2) {
+            agrees(&cpu, &case.bf16x3())?;
+        }
     }
 
     #[test]
@@ -86,7 +89,9 @@ proptest! {
         if let Some(cpu) = amx(2) {
             let vocab = case.vocab.min(600);
             let bounds = case.bounds.iter().map(|b| *b.min(&vocab)).collect();
-            agrees(&cpu, &Case { dtypes: [Dtype::Bf16; 2], given: false, vocab, bounds, ..case })?;
+            let case = Case { vocab, bounds, ..case };
+            agrees(&cpu, &Case { dtypes: [Dtype::Bf16; 2], given: false, ..case.clone() })?;
+            agrees(&cpu.with_precision(Some(Precision::Bf16x3)), &case.bf16x3())?;
         }
     }
 }

@@ -67,6 +67,9 @@ enum Dtype {
 enum Competitor {
     VocabfuseSaved,
     VocabfuseRecompute,
+    /// Of f32, recomputed
+    #[value(name = "vocabfuse-bf16x3")]
+    VocabfuseBf16x3,
     Plain,
     TorchEager,
     TorchCompile,
@@ -81,6 +84,7 @@ impl Competitor {
         match self {
             Competitor::VocabfuseSaved => "vocabfuse saved",
             Competitor::VocabfuseRecompute => "vocabfuse recompute",
+            Competitor::VocabfuseBf16x3 => "vocabfuse bf16x3 recompute",
             Competitor::Plain => "plain composition in Rust",
             Competitor::TorchEager => "torch eager",
             Competitor::TorchCompile => "torch.compile",
@@ -91,7 +95,13 @@ impl Competitor {
     }
 
     fn in_torch(self) -> bool {
-        !matches!(self, Competitor::VocabfuseSaved | Competitor::VocabfuseRecompute | Competitor::Plain)
+        use Competitor::{Plain, VocabfuseBf16x3, VocabfuseRecompute, VocabfuseSaved};
+        !matches!(self, VocabfuseSaved | VocabfuseRecompute | VocabfuseBf16x3 | Plain)
+    }
+
+    /// Whether it has products of a dtype.
+    fn takes(self, dtype: Dtype) -> bool {
+        self != Competitor::VocabfuseBf16x3 || matches!(dtype, Dtype::F32)
     }
 }
 
@@ -199,7 +209,7 @@ impl<'a> Arena<'a> {
         let mut runners = vec![];
         for competitor in Competitor::value_variants().iter().copied() {
             let wanted = self.options.only.is_empty() || self.options.only.contains(&competitor);
-            if !wanted || (competitor.in_torch() && !self.has_torch()) {
+            if !wanted || !competitor.takes(self.options.dtype) || (competitor.in_torch() && !self.has_torch()) {
                 continue;
             }
             eprintln!("loading {}", competitor.title());

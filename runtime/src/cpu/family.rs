@@ -4,7 +4,7 @@ use super::Cpu;
 use crate::passes::LayerInputs;
 use crate::{Error, Result};
 use std::ptr;
-use vocabfuse_codegen::{Dtype, Target};
+use vocabfuse_codegen::{Dtype, KernelKind, Place, Target};
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::{self, Entry, Geometry};
 
@@ -49,10 +49,34 @@ pub(super) fn target(cpu: &Cpu, dtype: Dtype) -> Target {
     if only_bf16 && dtype != Dtype::Bf16 { Target::Avx512 } else { cpu.target() }
 }
 
+/// Where the kernels of a dtype are that pack operands or multiply them: with a precision, on the target itself.
+pub(super) fn products(cpu: &Cpu, dtype: Dtype) -> Result<Place> {
+    let Some(precision) = cpu.precision else {
+        return Ok(Place { target: target(cpu, dtype), precision: None });
+    };
+    if dtype == Dtype::F32 && precision.is_on(cpu.target()) {
+        return Ok(Place { target: cpu.target(), precision: Some(precision) });
+    }
+    let message = format!(
+        "expected exact products, or bf16x3 for dtype f32 on targets avx512bf16 and amx; got {precision} for dtype {dtype} \
+         on target {}",
+        cpu.target()
+    );
+    Err(Error::Option { option: "precision", message })
+}
+
+/// Whether a kernel is at a place.
+pub(super) fn is_at(kernel: &Kernel, place: Place) -> bool {
+    kernel.target == place.target.as_str() && kernel.precision == place.precision.map_or("", |p| p.as_str())
+}
+
 struct Lookup<'a> {
     cpu: &'a Cpu,
     loss: &'a str,
+    /// Of kernels that see values alone.
     target: Target,
+    /// Of kernels that see packed operands, or what products leave.
+    products: Place,
     dtype: Dtype,
     chunk: usize,
     names: Vec<&'static str>,
@@ -60,13 +84,25 @@ struct Lookup<'a> {
 
 impl Lookup<'_> {
     fn optional(&self, kernel: &str) -> Option<&'static Kernel> {
+        let (place, any_dtype) = self.place(kernel);
         self.cpu.registry().find(|k| {
             k.kernel == kernel
-                && k.target == self.target.as_str()
-                && (k.dtype == self.dtype.as_str() || k.kernel == "merge")
+                && is_at(k, place)
+                && (k.dtype == self.dtype.as_str() || any_dtype)
                 && (k.chunk == 0 || k.chunk == self.chunk)
                 && (k.loss.is_empty() || k.loss == self.loss)
         })
+    }
+
+    /// Where a kernel is, and whether it sees f32 alone, whatever dtype it is named for.
+    fn place(&self, kernel: &str) -> (Place, bool) {
+        let values = |target| Place { target, precision: None };
+        match kernel.parse::<KernelKind>() {
+            Ok(KernelKind::Merge) => (values(self.target), true),
+            Ok(KernelKind::UnpackAccumulator) => (values(self.products.target), true),
+            Ok(kind) if kind.has_operands() => (self.products, false),
+            _ => (values(self.target), false),
+        }
     }
 
     fn find(&mut self, kernel: &str) -> Result<&'static Kernel> {
@@ -76,9 +112,10 @@ impl Lookup<'_> {
     }
 
     fn missing(&self, kernel: &str) -> Error {
+        let (place, _) = self.place(kernel);
         let alike = |k: &&Kernel| {
             k.kernel == kernel
-                && k.target == self.target.as_str()
+                && is_at(k, place)
                 && k.dtype == self.dtype.as_str()
                 && k.chunk > 0
                 && k.loss == self.loss
@@ -94,7 +131,7 @@ impl Lookup<'_> {
         }
         Error::Kernel {
             kernel: kernel.to_owned(),
-            target: self.target,
+            target: place.target,
             dtype: self.dtype,
             message: format!("not in the registry for loss {}", self.loss),
         }
@@ -130,7 +167,7 @@ impl Family {
             })?,
         };
         let target = target(cpu, dtype);
-        let mut lookup = Lookup { cpu, loss, target, dtype, chunk, names: vec![] };
+        let mut lookup = Lookup { cpu, loss, target, products: products(cpu, dtype)?, dtype, chunk, names: vec![] };
         let found = lookup.find("logits_softmax")?;
         let logits_softmax = lookup.softmax(found)?;
         let logits_operand = match lookup.optional("logits_operand") {
@@ -148,6 +185,9 @@ impl Family {
         let Entry::Finish(finish) = finish_kernel.entry else {
             return Err(lookup.missing("finish"));
         };
+        if finish_kernel.geometry.panel != logits_softmax.kernel.geometry.panel {
+            return Err(lookup.missing("finish"));
+        }
         let grad_kernel = lookup.find("weight_grad_recompute")?;
         let Entry::WeightGrad(weight_grad_recompute) = grad_kernel.entry else {
             return Err(lookup.missing("weight_grad_recompute"));

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 use cache::Caches;
 use family::Family;
 use std::sync::Arc;
-use vocabfuse_codegen::Target;
+use vocabfuse_codegen::{Precision, Target};
 use vocabfuse_kernels::Registry;
 use vocabfuse_kernels::abi::{Blocking, Geometry};
 
@@ -23,6 +23,7 @@ use vocabfuse_kernels::abi::{Blocking, Geometry};
 #[derive(Clone, Debug)]
 pub struct Cpu {
     target: Target,
+    precision: Option<Precision>,
     registry: Arc<Registry>,
     pool: Arc<rayon::ThreadPool>,
     caches: Caches,
@@ -59,6 +60,13 @@ impl Cpu {
         Cpu::build(target, threads)
     }
 
+    /// The same threads with a precision for matrix products of f32, which are exact without one. What cannot have it, a
+    /// target that does not multiply bf16 or tensors of another dtype, is an error when a layer or an operator is made.
+    pub fn with_precision(mut self, precision: Option<Precision>) -> Cpu {
+        self.precision = precision;
+        self
+    }
+
     /// The same threads with another set of kernels.
     pub fn with_registry(mut self, registry: Registry) -> Cpu {
         self.registry = Arc::new(registry);
@@ -80,7 +88,7 @@ impl Cpu {
             .build()
             .map_err(|e| Error::Device(format!("cannot start threads: {e}")))?;
         let caches = Caches::of_this_machine();
-        Ok(Cpu { target, registry: Arc::new(Registry::default()), pool: Arc::new(pool), caches })
+        Ok(Cpu { target, precision: None, registry: Arc::new(Registry::default()), pool: Arc::new(pool), caches })
     }
 
     /// The target.
@@ -93,16 +101,19 @@ impl Cpu {
         self.pool.current_num_threads()
     }
 
-    /// For reports: target and threads.
+    /// For reports: target, precision if there is one, and threads.
     pub fn name(&self) -> String {
-        format!("cpu {} ({} threads)", self.target, self.threads())
+        format!("cpu {}{} ({} threads)", self.target, self.precision_note(), self.threads())
+    }
+
+    fn precision_note(&self) -> String {
+        self.precision.map_or(String::new(), |p| format!(", precision {p}"))
     }
 
     pub(crate) fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// How much kernels take at a time.
     /// How much kernels take at a time, for a chunk and the padded H.
     pub(crate) fn blocking_of(&self, geometry: &Geometry, chunk: usize, width: usize) -> Blocking {
         self.caches.blocking(geometry, chunk, width)

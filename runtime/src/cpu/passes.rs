@@ -43,7 +43,7 @@ impl Passes for Cpu {
     type Ticket = Factors;
 
     fn place(&self) -> String {
-        "host".to_owned()
+        format!("host{}", self.precision_note())
     }
 
     fn kernels(&self, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {

@@ -17,7 +17,7 @@ use vocabfuse::{Cpu, Device, Dtype, Gpu, Precision, Target, calibrate};
 ///
 /// Prints the median and the least time of each pass, the rate it reaches (S counts 4 NVH operations, T 2 NVH with saved
 /// and 4 NVH with recomputed numerators, the whole 6 NVH), on a CPU its share of what fused multiply-adds from registers
-/// reach in the same run (of dot products of bf16 pairs, if the kernels use these), and peak memory. On a GPU, times are of the device, without copies from and to the host.
+/// reach in the same run (of dot products of bf16 pairs, if the kernels use these; an operation of bf16x3 is three of them), and peak memory. On a GPU, times are of the device, without copies from and to the host.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     vocabfuse bench --tokens 1024 --hidden 1024 --vocab 32768 --dtype bf16 --threads 1 --check\n  \
@@ -46,7 +46,7 @@ pub struct Args {
     /// Rounds of S, C1 and T that are timed, after one that is not
     #[arg(long, value_name = "N", default_value = "9", value_parser = values::positive)]
     rounds: usize,
-    /// Arithmetic of the matrix products: exact, or for f32 on a GPU tf32 or tf32x3
+    /// Arithmetic of the matrix products: exact, or for f32 on a GPU tf32 or tf32x3, on a CPU that multiplies bf16 bf16x3
     #[arg(long, default_value = "exact", value_parser = device::precision)]
     precision: std::option::Option<Precision>,
     /// Compare a sample of rows with an f64 reference; an error beyond what the dtype explains exits with 1
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gpu>) -> anyhow::Result<Outcome> {
     let data = Data::new([args.tokens, args.hidden, args.vocab], args.dtype, args.seed)?;
     // Before and after: a machine that is busy or throttles shows.
-    let peak = || cpu.and_then(|cpu| peak(cpu, args.dtype));
+    let peak = || cpu.and_then(|cpu| peak(cpu, args.dtype, args.precision));
     let before = peak();
     let policy = args.policy.policy(None);
     let setting = Setting { data: &data, device, gpu, policy, rounds: args.rounds };
@@ -104,10 +104,11 @@ fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gp
 }
 
 /// What the vectors that the kernels use reach from registers. Tiles have no such loop.
-fn peak(cpu: &Cpu, dtype: Dtype) -> Option<Peak> {
-    let (rate, operation) = match (cpu.target(), dtype) {
-        (Target::Amx, Dtype::Bf16) => return None,
-        (Target::Avx512Bf16, Dtype::Bf16) => (calibrate::bf16_peak_of(cpu.threads()), "dot products of bf16 pairs"),
+fn peak(cpu: &Cpu, dtype: Dtype, precision: Option<Precision>) -> Option<Peak> {
+    let pairs = dtype == Dtype::Bf16 || precision.is_some();
+    let (rate, operation) = match cpu.target() {
+        Target::Amx if pairs => return None,
+        Target::Avx512Bf16 if pairs => (calibrate::bf16_peak_of(cpu.threads()), "dot products of bf16 pairs"),
         _ => (calibrate::peak_of(cpu.threads()), "f32 multiply-adds"),
     };
     rate.map(|(gflops, isa)| Peak { gflops, isa, operation })

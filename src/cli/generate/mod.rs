@@ -28,7 +28,8 @@ pub struct Args {
     /// Which kernel
     #[arg(long, value_name = "NAME", default_value = "all", value_parser = values::kernel())]
     kernel: Kernels,
-    /// Element type of X and W [default: each that the target has; bf16 and f16 for sm_80, whose f32 is tf32 and tf32x3]
+    /// Element type of X and W [default: each that the target has by itself; f32 is tf32 and tf32x3 for sm_80, bf16x3 for
+    /// avx512bf16 and amx]
     #[arg(long, value_parser = values::dtype())]
     dtype: Option<Dtype>,
     /// Vocabulary entries a kernel works on at a time: a power of two from 512 to 65536 [default: 512, 2048 and 8192; 2048,
@@ -110,7 +111,7 @@ fn builder(args: &Args) -> anyhow::Result<Builder> {
     if let Some(dtype) = args.dtype {
         builder = builder.dtypes(&[dtype]);
     }
-    if args.target.is_cuda() && args.dtype == Some(Dtype::F32) {
+    if args.dtype == Some(Dtype::F32) {
         builder = builder.precisions(Precision::ALL);
     }
     if builder.generate()?.is_empty() {

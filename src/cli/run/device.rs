@@ -1,6 +1,6 @@
 //! Where `run` runs.
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use vocabfuse::{Cpu, Gpu, Precision, Ptx};
 
 /// A device by its spelling on the command line.
@@ -49,11 +49,8 @@ pub enum Opened {
 impl Choice {
     /// Starts the device.
     pub fn open(&self, threads: Option<usize>, precision: Option<Precision>) -> anyhow::Result<Opened> {
-        if let (Choice::Cpu, Some(precision)) = (self, precision) {
-            bail!("option --precision {precision}: device cpu has exact products only; expected --precision exact");
-        }
         Ok(match self {
-            Choice::Cpu => Opened::Cpu(Cpu::new(threads)?),
+            Choice::Cpu => Opened::Cpu(Cpu::new(threads)?.with_precision(precision)),
             Choice::Cuda(ordinal) => Opened::Cuda(Gpu::cuda(*ordinal)?.with_precision(precision)),
             Choice::Ptx(architecture) => {
                 let ptx = Ptx::new(architecture).context("option --device")?;
@@ -77,6 +74,7 @@ mod tests {
         }
         assert_eq!(precision("exact"), Ok(None));
         assert_eq!(precision("tf32x3"), Ok(Some(Precision::Tf32x3)));
-        assert_eq!(precision("bf16x3"), Err("expected exact or tf32, tf32x3".to_owned()));
+        assert_eq!(precision("bf16x3"), Ok(Some(Precision::Bf16x3)));
+        assert_eq!(precision("f64"), Err("expected exact or tf32, tf32x3, bf16x3".to_owned()));
     }
 }

@@ -8,7 +8,7 @@ use vocabfuse::{Policy, Precision};
 #[group(id = "products")]
 #[command(next_help_heading = "Options of operators that multiply by w")]
 pub struct Options {
-    /// Arithmetic of the matrix products: exact, or for f32 on a GPU tf32 or tf32x3
+    /// Arithmetic of the matrix products: exact, or for f32 on a GPU tf32 or tf32x3, on a CPU that multiplies bf16 bf16x3
     #[arg(long, default_value = "exact", value_parser = device::precision)]
     pub precision: std::option::Option<Precision>,
     #[command(flatten)]

@@ -1,10 +1,10 @@
 //! The kernels of an operator, looked up once.
 
 use super::super::Cpu;
-use super::super::family::target;
+use super::super::family::{is_at, products, target};
 use crate::operator::{Distribution, HostRows, Source};
 use crate::{Dtype, Error, Result};
-use vocabfuse_codegen::{LogitsForm, Operator, Target};
+use vocabfuse_codegen::{LogitsForm, Operator, Place};
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::{self, Entry, Geometry};
 
@@ -46,7 +46,7 @@ pub(super) struct Products {
 
 struct Lookup<'a> {
     cpu: &'a Cpu,
-    target: Target,
+    place: Place,
     /// Of the products; row programs are f32.
     dtype: Dtype,
 }
@@ -56,14 +56,20 @@ impl Lookup<'_> {
         self.cpu.registry().find(|k| {
             let f32_only = k.dtype == Dtype::F32.as_str() && (k.kernel.starts_with("row_") || is_product(k.kernel));
             k.kernel == kernel
-                && k.target == self.target.as_str()
+                && is_at(k, self.place)
                 && (k.dtype == self.dtype.as_str() || f32_only)
                 && k.loss == programs
         })
     }
 
+    // It sees f32 alone, whatever the products are of.
+    fn unpack_accumulator(&self) -> Option<&'static Kernel> {
+        let wanted = |k: &Kernel| k.kernel == "unpack_accumulator" && k.target == self.place.target.as_str();
+        self.cpu.registry().find(wanted)
+    }
+
     fn missing(&self, kernel: &str, message: &str) -> Error {
-        let (target, dtype) = (self.target, self.dtype);
+        let (target, dtype) = (self.place.target, self.dtype);
         Error::Kernel { kernel: kernel.to_owned(), target, dtype, message: message.to_owned() }
     }
 
@@ -89,7 +95,8 @@ macro_rules! entry {
 
 impl OperatorKernels {
     pub(super) fn new(cpu: &Cpu, operator: &Operator, distributions: &[Distribution<'_>]) -> Result<OperatorKernels> {
-        let rows = Lookup { cpu, target: target(cpu, Dtype::F32), dtype: Dtype::F32 };
+        let place = Place { target: target(cpu, Dtype::F32), precision: None };
+        let rows = Lookup { cpu, place, dtype: Dtype::F32 };
         let gradient = |i| rows.find("row_gradient", &operator.gradient_name(i), entry!(RowGradient));
         let input = |d: &Distribution<'_>| {
             let form = LogitsForm { softcap: d.softcap.is_some() };
@@ -103,7 +110,7 @@ impl OperatorKernels {
             statistics: rows.find("row_statistics", &operator.name, entry!(RowStatistics))?,
             gradients: (0..operator.gradients.len()).map(gradient).collect::<Result<_>>()?,
             inputs: distributions.iter().map(input).collect::<Result<_>>()?,
-            host: HostRows::new(cpu.registry(), rows.target, &operator.name)?,
+            host: HostRows::new(cpu.registry(), place.target, &operator.name)?,
         })
     }
 
@@ -127,14 +134,14 @@ impl OperatorKernels {
 
 impl Products {
     fn new(cpu: &Cpu, dtype: Dtype) -> Result<Products> {
-        let lookup = Lookup { cpu, target: target(cpu, dtype), dtype };
+        let lookup = Lookup { cpu, place: products(cpu, dtype)?, dtype };
         let logits = lookup.find("logits", "", entry!(RawLogits))?;
         let pack_tokens = lookup.find("pack_tokens", "", entry!(PackTokens))?;
         let pack_tokens_grad = lookup.find("pack_tokens_grad", "", entry!(PackTokens))?;
         let pack_vocabulary = lookup.find("pack_vocabulary", "", entry!(PackVocabulary))?;
         let input_grad = lookup.find("input_grad", "", entry!(InputGrad))?;
         let vocabulary_grad = lookup.find("vocabulary_grad", "", entry!(VocabularyGrad))?;
-        let unpack = lookup.optional("unpack_accumulator", "");
+        let unpack = lookup.unpack_accumulator();
         let names = [pack_tokens.kernel, pack_vocabulary.kernel, logits.kernel, pack_tokens_grad.kernel];
         let names = names.into_iter().chain([input_grad.kernel, vocabulary_grad.kernel]).chain(unpack);
         Ok(Products {
