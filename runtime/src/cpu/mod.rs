@@ -11,6 +11,7 @@ mod s_pass;
 mod t_pass;
 mod tables;
 
+use crate::memory::Memory;
 use crate::{Error, Result};
 use cache::Caches;
 use family::Family;
@@ -19,14 +20,21 @@ use vocabfuse_codegen::{Precision, Target};
 use vocabfuse_kernels::Registry;
 use vocabfuse_kernels::abi::{Blocking, Geometry};
 
-/// The processors of this machine. Clones share the threads.
-#[derive(Clone, Debug)]
+/// The processors of this machine. Clones share the threads, and the memory that is kept from step to step.
+#[derive(Clone)]
 pub struct Cpu {
     target: Target,
     precision: Option<Precision>,
     registry: Arc<Registry>,
     pool: Arc<rayon::ThreadPool>,
     caches: Caches,
+    memory: Memory,
+}
+
+impl std::fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cpu({})", self.name())
+    }
 }
 
 impl Cpu {
@@ -88,7 +96,14 @@ impl Cpu {
             .build()
             .map_err(|e| Error::Device(format!("cannot start threads: {e}")))?;
         let caches = Caches::of_this_machine();
-        Ok(Cpu { target, precision: None, registry: Arc::new(Registry::default()), pool: Arc::new(pool), caches })
+        Ok(Cpu {
+            target,
+            precision: None,
+            registry: Arc::new(Registry::default()),
+            pool: Arc::new(pool),
+            caches,
+            memory: Memory::default(),
+        })
     }
 
     /// The target.
@@ -108,6 +123,15 @@ impl Cpu {
 
     fn precision_note(&self) -> String {
         self.precision.map_or(String::new(), |p| format!(", precision {p}"))
+    }
+
+    /// Gives the memory that is kept from step to step back to the system: at most what the passes had in use at a time.
+    pub fn release_memory(&self) {
+        self.memory.release();
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     pub(crate) fn registry(&self) -> &Registry {
