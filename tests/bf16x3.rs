@@ -7,9 +7,7 @@ use common::{Case, Run, Tensors, amx_bf16x3, bf16x3, composition, run, truth};
 use proptest::prelude::*;
 use vocabfuse::problem::Outputs;
 use vocabfuse::reference::largest_error;
-use vocabfuse_runtime::{
-    Cpu, CrossEntropy, Dtype, Error, Gpu, Policy, Precision, Ptx, Reduction, Save, Target,
-};
+use vocabfuse_runtime::{Cpu, CrossEntropy, Dtype, Error, Gpu, Policy, Precision, Ptx, Reduction, Save, Target};
 
 fn everywhere(test: impl Fn(&Cpu)) {
     bf16x3(2).iter().chain(&amx_bf16x3(2)).for_each(test);
@@ -57,8 +55,8 @@ proptest! {
 
 #[test]
 fn the_bound_holds_where_all_parts_are_as_large_as_can_be() {
-    // Just over half of the last bit of the high part, and again of the low part.
-    let worst = 1.0 + f32::EPSILON * f32::from(0x7f80u16 - 0x40);
+    // 1 + nearly half of the last bit of the high part, less nearly half of the last bit of the low part.
+    let worst = f32::from_bits(0x3f80_7fbf);
     everywhere(|cpu| {
         for (x, w) in [(worst, worst), (-worst, worst), (1.0 + 1.0 / 256.0 + 1.0 / 65536.0, worst)] {
             let case = logits(3, 1);
@@ -72,13 +70,13 @@ fn the_bound_holds_where_all_parts_are_as_large_as_can_be() {
 fn values_that_bf16_rounds_to_infinity_are_finite() {
     everywhere(|cpu| {
         for huge in [f32::MAX, -f32::MAX, f32::from_bits(0x7f7f_8000), 3.4e38] {
-            // The product of the high parts alone would be infinite.
-            let case = logits(2, 2);
-            let (x, w) = (vec![huge, 1.0, 0.25, huge], vec![0.5, 0.5]);
-            let tensors = Tensors { x, w, targets: vec![0; 2], ..Tensors::random(&case) };
-            within_the_bound(cpu, &case, &tensors);
-            let tensors = Tensors { w: vec![huge, huge], x: vec![0.5, 0.0, 0.25, 0.25], ..tensors };
-            within_the_bound(cpu, &case, &tensors);
+            let (case, half) = (logits(2, 2), 0.5f32.copysign(huge));
+            let tensors = Tensors { targets: vec![0; 2], ..Tensors::random(&case) };
+            // Rounded to the nearest bf16 all these would be infinite.
+            let (x, w) = (vec![huge, 1.0, half / 2.0, huge], vec![half, half]);
+            within_the_bound(cpu, &case, &Tensors { x, w, ..tensors.clone() });
+            let (x, w) = (vec![half, 0.0, half / 2.0, half / 2.0], vec![huge, huge]);
+            within_the_bound(cpu, &case, &Tensors { x, w, ..tensors });
         }
     });
 }

@@ -15,7 +15,8 @@ const ALGORITHMS: [Algorithm; 3] = [Algorithm::Naive, Algorithm::One, Algorithm:
 /// Every device, policy and dtype that a contract has to hold on.
 fn everywhere(case: &Case, test: impl Fn(&Cpu, &Case)) {
     for cpu in bf16x3(2).into_iter().chain(amx_bf16x3(2)) {
-        for (save, algorithm) in [(Save::Yes, Algorithm::One), (Save::Yes, Algorithm::Two), (Save::No, Algorithm::Two)] {
+        for (save, algorithm) in [(Save::Yes, Algorithm::One), (Save::Yes, Algorithm::Two), (Save::No, Algorithm::Two)]
+        {
             let policy = Policy { save, algorithm, ..case.policy };
             test(&cpu, &Case { policy, ..case.clone() }.bf16x3());
         }

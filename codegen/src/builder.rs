@@ -318,7 +318,8 @@ impl Builder {
             let precisions = std::iter::once(None).chain(self.precisions.iter().copied().map(Some));
             precisions.map(move |precision| Place { target, precision })
         });
-        let listed = places.map(|place| (place, kernels.iter().filter(|k| k.spec.place() == place).collect::<Vec<_>>()));
+        let listed =
+            places.map(|place| (place, kernels.iter().filter(|k| k.spec.place() == place).collect::<Vec<_>>()));
         listed.filter(|(_, kernels)| !kernels.is_empty()).collect()
     }
 

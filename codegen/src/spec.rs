@@ -104,9 +104,10 @@ spelled! {
         /// Factors as sums of two tf32 numbers, three products: almost that of f32; CUDA.
         Tf32x3 = "tf32x3",
         /// Factors as sums of two bf16 numbers, three products with f32 sums; CPU targets that multiply bf16. A product
-        /// x w is off by at most 3 * 2^-18 |x w|, besides the roundings of f32 sums: 2^-18 of it from what each of the two
-        /// factors is short of its parts, 2^-18 from the product of the two low parts, which is left out. A low part that
-        /// is no normal number, less than 2^-126, is zero, as in all products of bf16.
+        /// x w is off by at most 2^-15 |x w|, besides the roundings of f32 sums: by 2^-16 of it from the product of the two
+        /// low parts, which is left out and of which each is at most 2^-8 of its factor, and by 2^-17 from what each
+        /// factor is short of its parts. A low part that is no normal number, less than 2^-126, is zero, as in all
+        /// products of bf16.
         Bf16x3 = "bf16x3",
     }
 }

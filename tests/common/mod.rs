@@ -270,20 +270,20 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
 
 // Logits that f32 cannot tell apart may change places.
 fn argmax(case: &Case, tensors: &Tensors, run: &Run, truth: &Outputs<f64>) -> Result<(), String> {
-    let mut size = 0.0f64;
-    let mut logit = |token: usize, class: i64| {
+    // A logit, and the size of the products that it is the sum of.
+    let logit = |token: usize, class: i64| {
         let class = usize::try_from(class).map_err(|_| format!("argmax: token {token} has {class} in {case:?}"))?;
         let (x, w) = (&tensors.x[token * case.hidden..][..case.hidden], &tensors.w[class * case.hidden..]);
         let products = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b));
         let product: f64 = products.clone().sum();
-        size = size.max(products.map(f64::abs).sum::<f64>() * f64::from(case.loss.logit_scale.abs()));
+        let size = products.map(f64::abs).sum::<f64>() * f64::from(case.loss.logit_scale.abs());
         let z = f64::from(case.loss.logit_scale) * product + tensors.bias.as_ref().map_or(0.0, |b| f64::from(b[class]));
-        Ok::<_, String>(case.loss.softcap.map_or(z, |c| f64::from(c) * (z / f64::from(c)).tanh()))
+        Ok::<_, String>((case.loss.softcap.map_or(z, |c| f64::from(c) * (z / f64::from(c)).tanh()), size))
     };
     for (token, (got, want)) in run.out.argmax.iter().zip(&truth.argmax).enumerate() {
         if got != want {
-            let (got, want) = (logit(token, *got)?, logit(token, *want)?);
-            let split = if case.precision.is_some() { 2.0 * precision::BF16X3 * size } else { 0.0 };
+            let ((got, got_size), (want, want_size)) = (logit(token, *got)?, logit(token, *want)?);
+            let split = if case.precision.is_some() { precision::BF16X3 * (got_size + want_size) } else { 0.0 };
             if (got - want).abs() > 1e-5 * want.abs().max(1.0) + split {
                 return Err(format!("argmax: the logit of token {token} is {got}, the largest {want} in {case:?}"));
             }

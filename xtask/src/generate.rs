@@ -4,12 +4,12 @@ use crate::check::install;
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use vocabfuse_codegen::Builder;
 use vocabfuse_codegen::builder::MANIFEST;
 use vocabfuse_codegen::compile::measure::{Bench, DEFAULT_ARCHITECTURES};
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::compile::tools;
 use vocabfuse_codegen::manifest::Manifest;
-use vocabfuse_codegen::Builder;
 
 fn folder(within: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels-gen")).join(within)

@@ -37,11 +37,13 @@ impl Caches {
 
     /// How much kernels take at a time, for a chunk and the padded H.
     pub(crate) fn blocking(self, geometry: &Geometry, chunk: usize, hidden: usize) -> Blocking {
-        let Geometry { panel, packed, row_block, .. } = *geometry;
+        let Geometry { panel, packed, packed_transpose, row_block, .. } = *geometry;
         // At least one of what there is, and no fraction of it.
         let whole = |bytes: usize, of: usize, unit: usize| (bytes / of.max(1) / unit * unit).max(unit);
-        // A panel of X beside a strip of W that passes: pairs are read half as often, so that a panel of them may fill L1.
-        let inner = whole(self.l1 / packed * 2, panel * packed, panel);
+        // A panel of X beside a strip of W that passes: pairs, which have the transpose, are read half as often, so that a
+        // panel of them may fill L1.
+        let x = if packed_transpose > 0 { self.l1 } else { self.l1 / 2 };
+        let inner = whole(x, panel * packed, panel);
         let kept = if geometry.slices_inner { inner.min(hidden.max(panel)) } else { hidden.max(panel) };
         // W beside E: a quarter where it is sliced, else half, since E then has the rest for itself.
         let share = if geometry.slices_inner { 4 } else { 2 };
@@ -94,11 +96,12 @@ fn from_system(folder: &Path) -> Option<Caches> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vocabfuse_kernels::Registry;
+    use vocabfuse_kernels::{Kernel, Registry};
 
     fn geometry(target: &str, dtype: &str) -> Geometry {
         let registry = Registry::default();
-        let kernel = registry.find(|k| k.kernel == "logits_softmax" && k.target == target && k.dtype == dtype);
+        let wanted = |k: &Kernel| k.kernel == "logits_softmax" && k.target == target && k.dtype == dtype;
+        let kernel = registry.find(wanted);
         kernel.expect("a kernel").geometry
     }
 
@@ -108,9 +111,9 @@ mod tests {
         let kib = |l1: usize, l2: usize| Caches { l1: l1 << 10, l2: l2 << 10 };
         // Haswell, Zen 2 and 3, Zen 4, Sapphire Rapids, Lion Cove.
         let processors = [kib(32, 256), kib(32, 512), kib(32, 1024), kib(48, 2048), kib(48, 3072)];
-        for (target, dtype) in
-            [("scalar", "f32"), ("avx2", "f32"), ("avx512", "f32"), ("avx512bf16", "bf16"), ("amx", "bf16")]
-        {
+        // f32 of the last two is bf16x3.
+        let exact = [("scalar", "f32"), ("avx2", "f32"), ("avx512", "f32"), ("avx512bf16", "bf16"), ("amx", "bf16")];
+        for (target, dtype) in exact.into_iter().chain([("avx512bf16", "f32"), ("amx", "f32")]) {
             let Some(g) = (cfg!(target_os = "linux") || target != "amx").then(|| geometry(target, dtype)) else {
                 continue;
             };
