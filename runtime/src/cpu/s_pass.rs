@@ -46,19 +46,18 @@ impl Saved {
     }
 }
 
-/// Most tokens whose vocabulary is shared by threads, most slices of it, and most bytes that their A may take.
-const FEW_TOKENS: usize = 256;
+/// Most panels of tokens whose vocabulary is shared by threads, most slices of it, and most bytes that their A may take.
+const FEW_PANELS: usize = 8;
 const MOST_SLICES: usize = 32;
 const SLICES_BYTES: usize = 8 << 20;
 
 /// Into how many slices with rows of their own the chunks are cut: a matter of sizes alone, since results depend on it.
-fn slices(chunks: usize, padded_tokens: usize, width: usize) -> usize {
-    let room = SLICES_BYTES / (padded_tokens * width * 4).max(1);
-    if padded_tokens == 0 || padded_tokens > FEW_TOKENS || room < 2 {
-        1
-    } else {
-        chunks.clamp(1, MOST_SLICES.min(room))
-    }
+///
+/// Clearing, unpacking and merging A of a slice take about half the time of one chunk; the more panels, the less is there
+/// to be gained by slices.
+fn slices(chunks: usize, panels: usize, panel_bytes: usize) -> usize {
+    let room = SLICES_BYTES / (panels * panel_bytes).max(1);
+    if panels == 0 || panels > FEW_PANELS { 1 } else { (chunks / (1 + panels)).min(MOST_SLICES).min(room).max(1) }
 }
 
 /// Near-equal parts of a range.
@@ -74,7 +73,7 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
     let panels = cpu.blocking(family, hidden).panels.min(padded / geometry.panel);
     let scratch = (geometry.softmax_scratch)(family.chunk, panels);
     let chunk = family.chunk * width * (geometry.packed + geometry.packed_transpose);
-    let slices = slices(columns.div_ceil(family.chunk), padded, width);
+    let slices = slices(columns.div_ceil(family.chunk), padded / geometry.panel, geometry.panel * width * 4);
     let packed = if slices > 1 { chunk * cpu.threads() } else { chunk };
     let a = padded * width * 4 * if slices > 1 { slices + 1 } else { 1 };
     padded * width * geometry.packed + a + tokens * hidden * family.dtype.size() + packed + scratch * cpu.threads()
@@ -385,7 +384,7 @@ impl Cpu {
                 values,
                 references,
             };
-            match slices(walk.chunks(), walk.padded, walk.width) {
+            match slices(walk.chunks(), walk.panels(), family.geometry.panel * walk.width * 4) {
                 1 => walk.by_tokens(rows),
                 slices => walk.by_vocabulary(slices, rows),
             }
@@ -426,9 +425,10 @@ mod tests {
 
     #[test]
     fn slices_depend_on_sizes_and_stay_small() {
-        assert_eq!(slices(64, 32, 1024), 32);
-        assert_eq!(slices(64, 64, 4096), 8);
-        assert_eq!((slices(1, 32, 64), slices(0, 32, 64), slices(64, 1024, 64), slices(64, 0, 64)), (1, 1, 1, 1));
+        let kib = 1 << 10;
+        assert_eq!((slices(64, 1, 128 * kib), slices(64, 2, 128 * kib), slices(64, 8, 128 * kib)), (32, 21, 7));
+        assert_eq!((slices(400, 1, 128 * kib), slices(64, 2, 512 * kib), slices(640, 4, 2048 * kib)), (32, 8, 1));
+        assert_eq!((slices(1, 1, kib), slices(0, 1, kib), slices(64, 9, kib), slices(64, 0, kib)), (1, 1, 1, 1));
         let parts: Vec<_> = (0..4).map(|i| part(10, 4, i)).collect();
         assert_eq!(parts, [0..3, 3..6, 6..8, 8..10]);
     }
