@@ -1,4 +1,4 @@
-//! The competitors of this process: the fused layer, with saved and with recomputed probabilities, and the plain
+//! The competitors of this process: the fused layer, with saved and with recomputed probabilities and in bf16x3, and the plain
 //! composition.
 
 use crate::data::{self, Shape};
@@ -9,8 +9,8 @@ use std::time::Instant;
 use vocabfuse::plain;
 use vocabfuse::problem::{Options, Problem};
 use vocabfuse::{
-    Batch, Cpu, CrossEntropy, Dtype, GradientMut, Gradients, Local, Matrix, OutputLayer, Policy, Save, Shard,
-    ShardLayout, Upstream,
+    Batch, Cpu, CrossEntropy, Dtype, GradientMut, Gradients, Local, Matrix, OutputLayer, Policy, Precision, Save,
+    Shard, ShardLayout, Upstream,
 };
 
 /// A matrix in the dtype of the problem.

@@ -85,6 +85,7 @@ fn compile_fills_a_cache() {
     compile("--architecture sm_20 --out cubins").refused(&["sm_20", "sm_90"]);
     compile("--architecture sm_90").refused(&["--out"]);
     compile("--architecture sm_90 --dtype f32 --precision exact --out cubins").refused(&["f32", "tf32"]);
+    compile("--architecture sm_90 --dtype f32 --precision bf16x3 --out cubins").refused(&["bf16x3", "tf32x3"]);
     std::fs::write(folder.path().join("file"), "").unwrap();
     compile("--architecture sm_90 --out file").refused(&["--out", "file"]);
 }

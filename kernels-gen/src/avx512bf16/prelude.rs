@@ -425,7 +425,7 @@ pub const PARTS: usize = 1;
 /// A bf16 number that stands for a factor.
 #[derive(Clone, Copy)]
 pub enum Part {
-    /// The factor rounded, or cut off where it would become infinite.
+    /// The factor rounded.
     High,
 }
 
