@@ -121,9 +121,13 @@ impl Precision {
         }
     }
 
-    /// Those that a target has.
-    pub fn of(target: Target) -> impl Iterator<Item = Precision> {
-        Precision::ALL.iter().copied().filter(move |precision| precision.is_on(target))
+    /// What a product is off by at most, as a part of it: 2 u, or 2 u² of two parts, where each is rounded by at most u.
+    pub fn product_error(self) -> f64 {
+        match self {
+            Precision::Tf32 => 2.0f64.powi(-10),
+            Precision::Tf32x3 => 2.0f64.powi(-21),
+            Precision::Bf16x3 => 2.0f64.powi(-15),
+        }
     }
 }
 

@@ -55,8 +55,8 @@ fn bench_refuses_what_it_cannot_measure() {
         ("--threads 0", &["--threads"]),
         ("--device ptx:sm_80", &["--device", "ptx:sm_80", "no stopwatch"]),
         ("--device cuda:99", &["cuda:99"]),
-        ("--tokens 4 --precision tf32 --dtype f32", &["option precision", "exact", "bf16x3"]),
-        ("--tokens 4 --precision bf16x3", &["option precision", "bf16x3 for dtype f32", "dtype bf16"]),
+        ("--precision tf32 --dtype f32", &["option precision", "exact", "bf16x3"]),
+        ("--precision bf16x3 --dtype bf16", &["option precision", "bf16x3 for dtype f32", "dtype bf16"]),
         ("--ranks 2", &["--ranks"]),
     ];
     for (options, words) in faults {

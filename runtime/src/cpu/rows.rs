@@ -51,7 +51,7 @@ impl Product {
 }
 
 /// B: rows of W, by token.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct TargetRows {
     /// Position in `rows` for each token, negative where another shard owns the target.
     pub(crate) index: Vec<i32>,
@@ -62,12 +62,17 @@ pub struct TargetRows {
 }
 
 /// Bytes, shared by clones: the target rows of a shard are never written after they were gathered.
-pub(crate) type Buffer8 = std::sync::Arc<Vec<u8>>;
+pub(crate) type Buffer8 = std::sync::Arc<Buffer<u8>>;
 
 impl TargetRows {
+    /// Those of no token.
+    fn none() -> TargetRows {
+        TargetRows { index: vec![], rows: Buffer::zeroed(0).into(), row_bytes: 0 }
+    }
+
     fn pointer(&self, token: usize) -> *const u8 {
         match self.index.get(token) {
-            Some(&i) if i >= 0 => self.rows[i as usize * self.row_bytes..].as_ptr(),
+            Some(&i) if i >= 0 => Buffer::as_ref(&self.rows)[i as usize * self.row_bytes..].as_ptr(),
             _ => ptr::null(),
         }
     }
@@ -83,7 +88,7 @@ impl ShardRows {
             values
         };
         let state = [NO_REFERENCE].iter().chain(family.identities()).map(filled).collect();
-        ShardRows { tokens, state, a: None, a_stride: 0, operand: None, targets: TargetRows::default() }
+        ShardRows { tokens, state, a: None, a_stride: 0, operand: None, targets: TargetRows::none() }
     }
 
     /// Bytes that a transport moves for these rows.
@@ -116,7 +121,7 @@ impl ShardRows {
             a: self.a.as_ref().map(|a| copy(a, self.a_stride)),
             a_stride: self.a_stride,
             operand: self.operand.as_ref().map(|product| product.block(copy)),
-            targets: TargetRows::default(),
+            targets: TargetRows::none(),
         }
     }
 

@@ -403,7 +403,7 @@ impl Cpu {
             }
         }
         let row_bytes = pass.w.columns() * family.dtype.size();
-        let mut rows = vec![0u8; ids.len() * row_bytes];
+        let mut rows = self.memory().buffer::<u8>(ids.len() * row_bytes);
         // SAFETY: ids are rows of W, and `rows` holds one row for each.
         unsafe {
             (family.gather_rows)(&abi::GatherRows {
@@ -412,7 +412,7 @@ impl Cpu {
                 ids: ids.as_ptr(),
                 count: ids.len(),
                 columns: pass.w.columns(),
-                out: rows.as_mut_ptr(),
+                out: rows.as_mut().as_mut_ptr(),
             });
         }
         TargetRows { index, rows: rows.into(), row_bytes }

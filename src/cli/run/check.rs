@@ -1,6 +1,7 @@
 //! `--check`: errors against the f64 reference, beside those of the plain composition.
 
 use super::operator::{Operator, Tensor};
+use vocabfuse::Precision;
 use vocabfuse::reference::largest_error;
 
 /// Tensors by name, in the order of the report.
@@ -14,13 +15,15 @@ pub struct Error {
     pub own: f64,
     /// Of the plain composition in the same dtype.
     pub plain: f64,
+    /// Of one value or product.
+    pub rounding: f64,
 }
 
 impl Error {
-    /// Whether the error is no worse than twice that of the plain composition, to a few roundings of the result. A value
-    /// that should be finite and is not fails, also where the plain composition has it.
+    /// Whether the error is no worse than twice that of the plain composition, whose products are exact, to a few
+    /// roundings of the result. A value that should be finite and is not fails, also where the plain composition has it.
     pub fn passes(&self) -> bool {
-        self.own < f64::MAX && self.own <= 2.0 * self.plain + 4.0 * f64::from(f32::EPSILON)
+        self.own < f64::MAX && self.own <= 2.0 * self.plain + 4.0 * self.rounding
     }
 }
 
@@ -30,8 +33,9 @@ pub struct Check {
 }
 
 impl Check {
-    /// Compares outputs with what they should be.
-    pub fn new(operator: &impl Operator, outputs: &[Tensor]) -> anyhow::Result<Check> {
+    /// Compares outputs of products in a precision with what they should be.
+    pub fn new(operator: &impl Operator, outputs: &[Tensor], precision: Option<Precision>) -> anyhow::Result<Check> {
+        let rounding = precision.map_or(0.0, Precision::product_error).max(f64::from(f32::EPSILON));
         let plain = operator.plain()?;
         let outputs: Vec<(&str, &[f32])> = outputs.iter().map(|o| (o.name, &o.values[..])).collect();
         let plain: Vec<(&str, &[f32])> = plain.iter().map(|(name, values)| (*name, &values[..])).collect();
@@ -39,6 +43,7 @@ impl Check {
             name,
             own: error(&outputs, name, &want),
             plain: error(&plain, name, &want),
+            rounding,
         });
         Ok(Check { errors: errors.collect() })
     }
@@ -66,9 +71,10 @@ mod tests {
 
     #[test]
     fn the_plain_composition_is_the_yardstick() {
-        let passes = |own, plain| Error { name: "dx", own, plain }.passes();
+        let passes = |own, plain| Error { name: "dx", own, plain, rounding: f64::from(f32::EPSILON) }.passes();
         assert!(passes(0.0, 0.0) && passes(2e-3, 1e-3) && passes(4e-7, 0.0));
         assert!(!passes(2.1e-3, 1e-3) && !passes(1e-6, 0.0));
+        assert!(Error { name: "dx", own: 1e-4, plain: 0.0, rounding: Precision::Bf16x3.product_error() }.passes());
         assert!(!passes(f64::MAX, f64::MAX) && !passes(f64::NAN, 1.0));
     }
 

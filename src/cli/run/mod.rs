@@ -130,7 +130,7 @@ fn run_on<D: Device>(
     ptx: Option<&Ptx>,
 ) -> anyhow::Result<Outcome> {
     let results = operator.run(&Place { device, layout, policy: args.products.policy() })?;
-    let check = args.check.then(|| Check::new(operator, &results.outputs)).transpose()?;
+    let check = args.check.then(|| Check::new(operator, &results.outputs, args.products.precision)).transpose()?;
 
     let found = ptx.map(Ptx::take_report);
     let place = Where { device: name, ranks: layout.ranks(), found: found.as_ref() };
