@@ -50,6 +50,9 @@ pub struct Blocking {
     pub panels: usize,
     /// Panels of a block of pass T, at most [`MOST_GRAD_PANELS`].
     pub grad_panels: usize,
+    /// Blocks of X, a panel of tokens by a strip of H, that stay in L2 while rows of Q pass: with few tokens that is all
+    /// of H, and dW is read and written in its order.
+    pub grad_blocks: usize,
     /// Vocabulary rows of one call of `weight_grad`, a multiple of the row block: Q stays in L2.
     pub grad_rows: usize,
 }

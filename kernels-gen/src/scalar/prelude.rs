@@ -558,9 +558,6 @@ pub unsafe fn accumulate(p: &Accumulate) {
     }
 }
 
-/// Strips of H that share one read of Q.
-const GRAD_STRIPS: usize = 2;
-
 /// dW += Q X for some panels: `q[panel][row][token]`, X from `pack_tokens_grad`.
 pub struct Gradient {
     pub q: *const Packed,
@@ -575,6 +572,8 @@ pub struct Gradient {
     pub hidden: usize,
     pub dw: *mut f32,
     pub dw_stride: usize,
+    /// See `Blocking::grad_blocks`.
+    pub blocks: usize,
     /// ROWS * PANEL elements, for the strip at a ragged end of H.
     pub edge: *mut f32,
     /// Flags of tiles, one a panel and strip of rows; null keeps all.
@@ -584,19 +583,39 @@ pub struct Gradient {
 
 pub unsafe fn gradient(p: &Gradient) {
     let strips = p.hidden.div_ceil(PANEL);
-    for group in (0..strips).step_by(GRAD_STRIPS) {
+    let width = (p.blocks / p.panels.max(1)).max(2);
+    for group in (0..strips).step_by(width) {
+        let end = strips.min(group + width);
         row_blocks(p.rows, |first, size| {
             let taken = multiplied(p, first, size);
             if taken.count == 0 {
                 return;
             }
-            for strip in group..strips.min(group + GRAD_STRIPS) {
+            for strip in group..end {
+                let (row, strip_ahead) = if strip + 1 < end { (first, strip + 1) } else { (first + size, group) };
+                prefetch_rows(p.dw.wrapping_add(row * p.dw_stride + strip_ahead * PANEL), p.dw_stride, size);
                 // SAFETY: the caller's blocks lie within the buffers of `Gradient`.
                 unsafe { gradient_tile(p, strip, first, size, &taken) }
             }
         });
     }
 }
+
+/// Some rows of a tile that is needed soon: where tokens are few, a tile is computed faster than memory answers. The rows
+/// need not exist, nor begin at a cache line.
+#[inline]
+
+fn prefetch_rows(c: *const f32, stride: usize, rows: usize) {
+    for row in 0..rows {
+        let c = c.wrapping_add(row * stride);
+        for element in (0..PANEL).step_by(LINE).chain([PANEL - 1]) {
+            prefetch(c.wrapping_add(element));
+        }
+    }
+}
+
+/// f32 elements of a cache line.
+const LINE: usize = 16;
 
 /// Panels of which some rows take part in dW += Q X.
 #[inline]
