@@ -154,7 +154,7 @@ fn bad_specifications_name_the_parameter() {
 
 #[test]
 fn template_assertions_and_undefined_names_are_errors() {
-    let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, inner => 1, parts => 1, k_block => 128, vocabulary_block => 64, row_block => 1, grad_panels => 4 };
+    let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, inner => 1, terms => 1, k_block => 128, vocabulary_block => 64, row_block => 1, grad_panels => 4 };
     let prelude =
         |tile| render("cpu/prelude_scalar.rs.in", "demo", context! { version => "0", tile => tile, attribute => "" });
     assert!(prelude(tile(8, 16)).is_ok());

@@ -27,7 +27,7 @@ templates! {
     "cpu/prelude_amx.rs.in",
     "cpu/vectors_avx512.rs.in",
     "cpu/pairs.rs.in",
-    "cpu/parts.rs.in",
+    "cpu/terms.rs.in",
     "cpu/common.rs.in",
     "cpu/elementary.rs.in",
     "cpu/filter.rs.in",

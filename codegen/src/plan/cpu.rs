@@ -16,8 +16,8 @@ pub struct Tile {
     pub row_block: usize,
     /// Inner elements that one instruction multiplies in a lane, side by side in packed operands: pairs of bf16, else 1.
     pub inner: usize,
-    /// Packed elements that an inner element becomes: the products of its parts, three for bf16x3.
-    pub parts: usize,
+    /// Products that stand for one, and packed elements that an inner element becomes: three for bf16x3.
+    pub terms: usize,
     /// Inner elements of one product of a block of tiles, whose operands stay in L1; AMX, others are told.
     pub k_block: usize,
     /// Vocabulary entries that one A += E W runs over: a panel of E stays near.
@@ -36,7 +36,7 @@ pub fn tile(target: Target, precision: Option<Precision>) -> Tile {
 
 // Operands of three times the bytes: a third of the elements has the same place, rounded to a power of two.
 fn split(tile: Tile) -> Tile {
-    Tile { parts: 3, vocabulary_block: tile.vocabulary_block / 4, grad_panels: tile.grad_panels / 2, ..tile }
+    Tile { terms: 3, vocabulary_block: tile.vocabulary_block / 4, grad_panels: tile.grad_panels / 2, ..tile }
 }
 
 // 28 of 32 zmm registers (12 of 16 ymm) hold the accumulators, the rest one row of the streamed operand and a broadcast.
@@ -49,7 +49,7 @@ fn exact(target: Target) -> Tile {
             rows: 4,
             row_block: 1,
             inner: 1,
-            parts: 1,
+            terms: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 16,
@@ -60,7 +60,7 @@ fn exact(target: Target) -> Tile {
             rows: 6,
             row_block: 1,
             inner: 1,
-            parts: 1,
+            terms: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 16,
@@ -71,7 +71,7 @@ fn exact(target: Target) -> Tile {
             rows: 14,
             row_block: 1,
             inner: 1,
-            parts: 1,
+            terms: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 16,
@@ -84,7 +84,7 @@ fn exact(target: Target) -> Tile {
             rows: 14,
             row_block: 32,
             inner: 2,
-            parts: 1,
+            terms: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 32,
@@ -96,7 +96,7 @@ fn exact(target: Target) -> Tile {
             rows: 32,
             row_block: 32,
             inner: 2,
-            parts: 1,
+            terms: 1,
             k_block: 512,
             vocabulary_block: 512,
             grad_panels: 32,

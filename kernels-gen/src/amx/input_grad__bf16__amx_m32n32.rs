@@ -21,7 +21,7 @@ unsafe fn kernel(args: &InputGrad) {
                 pack(args.q.add(panel * args.stride + start * PANEL), columns, e.add(panel * E_PANEL));
             }
             let a = args.a.add(args.first_panel * PANEL * hidden);
-            let steps = columns.div_ceil(PANEL) * PARTS;
+            let steps = columns.div_ceil(PANEL) * TERMS;
             for group in (0..strips).step_by(HIDDEN_BLOCKS) {
                 let end = strips.min(group + HIDDEN_BLOCKS);
                 for panel in 0..args.panels {
@@ -29,10 +29,10 @@ unsafe fn kernel(args: &InputGrad) {
                     for strip in group..end {
                         let after = if strip + 1 < end { (panel, strip + 1) } else { (next, group) };
                         // The transpose of W follows W in the packed chunk.
-                        let w = args.w.cast::<u16>().add(args.allocated_rows * hidden * PARTS);
+                        let w = args.w.cast::<u16>().add(args.allocated_rows * hidden * TERMS);
                         product_keeping_right(&Product {
                             steps,
-                            left: w.add((strip * args.allocated_rows + start) * PANEL * PARTS),
+                            left: w.add((strip * args.allocated_rows + start) * PANEL * TERMS),
                             right: e.add(panel * E_PANEL),
                             c: a.add(panel * PANEL * hidden + strip * BLOCK),
                             accumulate: true,
@@ -46,7 +46,7 @@ unsafe fn kernel(args: &InputGrad) {
     }
 }
 
-/// A tile as right operand: blocks `[row / 32][part]` of `[token / 16][row / 2][token % 16][row % 2]`, with zeros up to the end of the last.
+/// A tile as right operand: blocks `[row / 32][term]` of `[token / 16][row / 2][token % 16][row % 2]`, with zeros up to the end of the last.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack(tile: *const f32, rows: usize, e: *mut u16) {
     for row in (0..rows.next_multiple_of(PANEL)).step_by(2) {
@@ -54,9 +54,9 @@ unsafe fn pack(tile: *const f32, rows: usize, e: *mut u16) {
             // SAFETY: `rows` rows to read, and whole blocks to write.
             unsafe {
                 let value = |row: usize| if row < rows { load(tile.add(row * PANEL + lane)) } else { splat(0.0) };
-                let to = e.add(row / PANEL * PARTED + lane / LANES * (BLOCK / 2) + row % PANEL * LANES);
-                for (index, part) in RIGHT.into_iter().enumerate() {
-                    store_words(to.add(index * BLOCK), part_pairs(value(row), value(row + 1), part));
+                let to = e.add(row / PANEL * TERM_BLOCKS + lane / LANES * (BLOCK / 2) + row % PANEL * LANES);
+                for (index, term) in RIGHT.into_iter().enumerate() {
+                    store_words(to.add(index * BLOCK), term_pairs(value(row), value(row + 1), term));
                 }
             }
         }

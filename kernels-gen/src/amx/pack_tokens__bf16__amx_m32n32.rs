@@ -5,7 +5,7 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as right operand of the logits product: blocks `[panel][h / 32][part]`.
+/// Rows of X as right operand of the logits product: blocks `[panel][h / 32][term]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
     let x = args.x.cast::<Element>();
@@ -25,12 +25,12 @@ unsafe fn kernel(args: &PackTokens) {
             }
             for strip in 0..strips {
                 let width = PANEL.min(args.hidden - strip * PANEL);
-                let out = args.out.cast::<u16>().add((half / 2 * strips + strip) * PARTED + half % 2 * (BLOCK / 2));
-                for (index, part) in RIGHT.into_iter().enumerate() {
+                let out = args.out.cast::<u16>().add((half / 2 * strips + strip) * TERM_BLOCKS + half % 2 * (BLOCK / 2));
+                for (index, term) in RIGHT.into_iter().enumerate() {
                     // Row = token, dword = two elements of H; the transpose makes it row = two of H, dword = token.
                     let mut tile = [splat_i32(0); 16];
                     for (i, tile) in tile.iter_mut().enumerate() {
-                        *tile = load_part(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, part);
+                        *tile = load_term(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, term);
                     }
                     for (i, tile) in transpose(tile).into_iter().enumerate() {
                         store_words(out.add(index * BLOCK + i * PANEL), tile);

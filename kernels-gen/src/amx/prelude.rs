@@ -50,7 +50,8 @@ pub fn exp2(a: V) -> V {
     for i in (0..5).rev() {
         p = mul_add(p, f, splat(EXP2[i]));
     }
-    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), _mm512_roundscale_ps::<8>(a))
+    // a - f is what was cut off, exactly, for one operation less than rounding again.
+    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), sub(a, f))
 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub fn above(a: V, reference: V) -> V {
@@ -419,50 +420,50 @@ pub fn transpose(mut r: [VI; 16]) -> [VI; 16] {
 
 /// Element of X and W.
 pub type Element = u16;
-/// bf16 numbers that an element of an operand becomes.
-pub const PARTS: usize = 1;
+/// Products of bf16 that a product of two factors is the sum of, and elements of an operand that a factor becomes.
+pub const TERMS: usize = 1;
 
-/// A bf16 number that stands for a factor.
+/// The number by which a factor is represented in a term.
 #[derive(Clone, Copy)]
-pub enum Part {
+pub enum Term {
     /// The factor rounded.
     High,
 }
 
-/// Parts of a left operand, in the order of the packed strip.
-pub const LEFT: [Part; PARTS] = [Part::High];
-/// Parts of a right operand.
-pub const RIGHT: [Part; PARTS] = [Part::High];
+/// Those of a left operand, in the order of the packed strip.
+pub const LEFT: [Term; TERMS] = [Term::High];
+/// Those of a right operand.
+pub const RIGHT: [Term; TERMS] = [Term::High];
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn part_of(a: V, _: Part) -> V {
+fn term_of(a: V, _: Term) -> V {
     a
 }
 
-/// A part of the first `count` of 32 elements of X or W, then zeros; touches nothing behind them.
+/// The first `count` of 32 elements of X or W in a term, then zeros; touches nothing behind them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn load_part(p: *const Element, count: usize, part: Part) -> VI {
-    let Part::High = part;
+pub unsafe fn load_term(p: *const Element, count: usize, term: Term) -> VI {
+    let Term::High = term;
     // SAFETY: as the caller's.
     unsafe { load_some_words(p, count) }
 }
 
-/// A part of `a` and `b` in turn.
+/// `a` and `b` in a term, in turn.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub fn part_pairs(a: V, b: V, part: Part) -> VI {
-    pairs(part_of(a, part), part_of(b, part))
+pub fn term_pairs(a: V, b: V, term: Term) -> VI {
+    pairs(term_of(a, term), term_of(b, term))
 }
 
-/// 16 values as left operand; a part follows the one before after `stride` elements.
+/// 16 values as left operand; each term begins `stride` elements after the one before.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn store_left(p: *mut u16, stride: usize, a: V) {
-    for (index, part) in LEFT.into_iter().enumerate() {
-        // SAFETY: the caller answers for all parts.
-        unsafe { store_rounded(p.add(index * stride), part_of(a, part)) }
+    for (index, term) in LEFT.into_iter().enumerate() {
+        // SAFETY: the caller answers for all terms.
+        unsafe { store_rounded(p.add(index * stride), term_of(a, term)) }
     }
 }
 
@@ -485,8 +486,8 @@ use std::marker::PhantomData;
 
 /// Elements of a block.
 pub const BLOCK: usize = PANEL * PANEL;
-/// Elements of the blocks that 32 x 32 elements of an operand become, one a part: as many steps of a product.
-pub const PARTED: usize = BLOCK * PARTS;
+/// Elements of the blocks that 32 x 32 elements of an operand become, one a term: as many steps of a product.
+pub const TERM_BLOCKS: usize = BLOCK * TERMS;
 /// Steps whose reused operand stays in L1.
 pub const SLICE: usize = 16;
 /// Columns of the vocabulary that one A += E W runs over; E of a panel stays in L1.
@@ -497,7 +498,7 @@ pub const HIDDEN_BLOCKS: usize = 16;
 /// most `SLICE` of nearly equal size.
 #[inline]
 pub fn runs(strips: usize, kept: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
-    let (steps, kept) = (strips * PARTS, move |step: usize| kept(step / PARTS));
+    let (steps, kept) = (strips * TERMS, move |step: usize| kept(step / TERMS));
     let (mut at, mut end) = (0, 0);
     std::iter::from_fn(move || {
         if at == end {
@@ -643,6 +644,69 @@ pub unsafe fn product_keeping_right(p: &Product) {
     }
 }
 
+/// The same with `parts` calls of `work` spread evenly over the steps, so that vectors and tiles are busy at the same time.
+/// All of them are made before the result is stored.
+///
+/// # Safety
+/// As for `product_keeping_right`; the work uses no tiles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn product_keeping_right_beside(p: &Product, parts: usize, mut work: impl FnMut()) {
+    // SAFETY: the caller answers for operands and result; prefetches do not fault. The sums stay in tmm0 to tmm3 from one
+    // block to the next: the compiler emits AMX instructions for AMX intrinsics only, of which there are none, the work is
+    // made of vector instructions of this crate, and the operating system keeps tiles for each thread.
+    unsafe {
+        load_sums(p);
+        // Parts that are due, times the steps: that needs no division.
+        let (mut due, mut left) = (0, parts);
+        for step in 0..p.steps {
+            asm!(
+                "tileloadd tmm6, [{right} + {row}]",
+                "tileloaddt1 tmm4, [{left} + {row}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{right} + {row} + 1024]",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloaddt1 tmm5, [{left} + {row} + 1024]",
+                "prefetchw [{next}]",
+                "prefetchw [{next} + 64]",
+                "prefetchw [{next} + 128]",
+                "prefetchw [{next} + 192]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                left = in(reg) p.left.wrapping_add(step * BLOCK),
+                right = in(reg) p.right.wrapping_add(step * BLOCK),
+                ahead = in(reg) p.ahead.wrapping_add(step * 64),
+                next = in(reg) p.next.wrapping_add(step * 64),
+                row = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+            due += parts;
+            while due >= p.steps {
+                work();
+                due -= p.steps;
+                left -= 1;
+            }
+        }
+        // All of them if there are no steps.
+        for _ in 0..left {
+            work();
+        }
+        asm!(
+            "tilestored [{c} + {row}*2], tmm0",
+            "tilestored [{c} + {row}*2 + 64], tmm1",
+            "tilestored [{c} + {row}*2 + 2048], tmm2",
+            "tilestored [{c} + {row}*2 + 2112], tmm3",
+            c = in(reg) p.c,
+            row = in(reg) 64usize,
+            options(nostack),
+        );
+    }
+}
+
 /// A product whose left operand is used again by the next ones: it is loaded so that it stays in L1, the other one
 /// with the hint to leave L1 alone.
 ///
@@ -715,59 +779,31 @@ pub unsafe fn product_keeping_left(p: &Product) {
     }
 }
 
-/// Logits of some blocks of vocabulary rows and one panel, transposed: `[row][token]`.
-pub struct Logits {
-    /// Left operand from `pack_vocabulary`, at the first block.
-    pub w: *const u16,
-    /// Blocks of rows, at least one, at most `VOCABULARY_BLOCK / PANEL`.
-    pub blocks: usize,
-    /// Blocks of H, all parts of it.
-    pub strips: usize,
-    /// From `pack_tokens`, the panel.
-    pub x: *const u16,
-    /// The panel that comes next.
-    pub next_x: *const u16,
-    /// Room for `blocks` blocks.
-    pub out: *mut f32,
-}
-
-/// What is to be done between the steps of a product.
-pub enum Work {
-    /// Begin with the logits of a block.
-    Start(usize, *const f32),
-    /// A part of it, if there is one left.
-    Step,
-    /// All that is left.
-    Finish,
-}
-
-/// Steps that the work on a block is cut into, at most; those of a product are fewer.
-pub const WORK_STEPS: usize = 34;
-
-/// A product in parts with work between them, so that vectors and tiles are busy at the same time. Its right operand is
-/// kept near, as in `product_keeping_right`.
+/// The same with `parts` calls of `work` spread evenly over the steps, so that vectors and tiles are busy at the same time.
+/// All of them are made before the result is stored.
 ///
 /// # Safety
-/// As for `product_keeping_right`; the work uses no tiles.
+/// As for `product_keeping_left`; the work uses no tiles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
-    let units = WORK_STEPS.div_ceil(p.steps.max(1));
+pub unsafe fn product_keeping_left_beside(p: &Product, parts: usize, mut work: impl FnMut()) {
     // SAFETY: the caller answers for operands and result; prefetches do not fault. The sums stay in tmm0 to tmm3 from one
     // block to the next: the compiler emits AMX instructions for AMX intrinsics only, of which there are none, the work is
     // made of vector instructions of this crate, and the operating system keeps tiles for each thread.
     unsafe {
         load_sums(p);
+        // Parts that are due, times the steps: that needs no division.
+        let (mut due, mut left) = (0, parts);
         for step in 0..p.steps {
             asm!(
-                "tileloadd tmm6, [{right} + {row}]",
-                "tileloaddt1 tmm4, [{left} + {row}]",
+                "tileloaddt1 tmm6, [{right} + {row}]",
+                "tileloadd tmm4, [{left} + {row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{right} + {row} + 1024]",
+                "tileloaddt1 tmm7, [{right} + {row} + 1024]",
                 "prefetcht1 [{ahead}]",
                 "prefetcht1 [{ahead} + 64]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloaddt1 tmm5, [{left} + {row} + 1024]",
+                "tileloadd tmm5, [{left} + {row} + 1024]",
                 "prefetchw [{next}]",
                 "prefetchw [{next} + 64]",
                 "prefetchw [{next} + 128]",
@@ -783,9 +819,16 @@ unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
-            for _ in 0..units {
-                work(Work::Step);
+            due += parts;
+            while due >= p.steps {
+                work();
+                due -= p.steps;
+                left -= 1;
             }
+        }
+        // All of them if there are no steps.
+        for _ in 0..left {
+            work();
         }
         asm!(
             "tilestored [{c} + {row}*2], tmm0",
@@ -797,13 +840,12 @@ unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
             options(nostack),
         );
     }
-    work(Work::Finish);
 }
 
 /// The sums that a product begins with, into tmm0 to tmm3.
 #[inline]
 unsafe fn load_sums(p: &Product) {
-    // SAFETY: as for `product_beside`.
+    // SAFETY: as for `product_keeping_right_beside`.
     unsafe {
         if p.accumulate {
             asm!(
@@ -829,7 +871,40 @@ unsafe fn load_sums(p: &Product) {
     }
 }
 
-/// Computes logits, and has the work on each block done between the steps of the product that makes the next one.
+/// Logits of some blocks of vocabulary rows and one panel, transposed: `[row][token]`.
+pub struct Logits {
+    /// Left operand from `pack_vocabulary`, at the first block.
+    pub w: *const u16,
+    /// Blocks of rows, at least one, at most `VOCABULARY_BLOCK / PANEL`.
+    pub blocks: usize,
+    /// Blocks of H, in all terms.
+    pub strips: usize,
+    /// From `pack_tokens`, the panel.
+    pub x: *const u16,
+    /// The panel that comes next.
+    pub next_x: *const u16,
+    /// Room for `blocks` blocks.
+    pub out: *mut f32,
+    /// Parts that the work on a block is cut into, at most.
+    pub parts: usize,
+}
+
+/// What is to be done between the steps of products.
+pub enum Work {
+    /// Begin with a block. Nothing of the one before is left.
+    Start(usize),
+    /// A part of it, if there is one left.
+    Step,
+}
+
+/// Rows of a block that a part of the work on it covers, for a vector of tokens: enough to be worth its call, and little
+/// enough to fit beside a step or two.
+pub const PART_ROWS: usize = 4;
+/// Parts of that size in a block.
+pub const BLOCK_PARTS: usize = PANEL / PART_ROWS * (PANEL / LANES);
+
+/// Computes logits, and has the work on each block done between the steps of the product that follows. That of the last
+/// block is left to the first product of the next call, which overwrites these logits later, and in the end to the caller.
 ///
 /// # Safety
 /// `Tiles` of this thread are configured; the buffers have the extents stated in `Logits`; the work uses no tiles.
@@ -855,8 +930,11 @@ pub unsafe fn logits(p: &Logits, mut work: impl FnMut(Work)) {
                     next: if block + 1 < p.blocks { c.wrapping_add(BLOCK) } else { p.out },
                 };
                 if last && block > 0 {
-                    work(Work::Start(block - 1, c.wrapping_sub(BLOCK)));
-                    product_beside(&product, &mut work);
+                    work(Work::Start(block - 1));
+                }
+                let beside = if block > 0 { last } else { slice == 0 };
+                if beside {
+                    product_keeping_right_beside(&product, p.parts, || work(Work::Step));
                 } else {
                     product_keeping_right(&product);
                 }
@@ -864,14 +942,13 @@ pub unsafe fn logits(p: &Logits, mut work: impl FnMut(Work)) {
         }
         first += steps;
     }
-    work(Work::Start(p.blocks - 1, p.out.wrapping_add((p.blocks - 1) * BLOCK)));
-    work(Work::Finish);
+    work(Work::Start(p.blocks - 1));
 }
 
 use vocabfuse_kernels::abi::Blocking;
 
 /// Elements of E of one panel over the columns that one A += E W runs over.
-pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL * PARTS;
+pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL * TERMS;
 /// Bytes of the logits of one panel.
 pub const LOGITS_BYTES: usize = VOCABULARY_BLOCK * PANEL * 4;
 /// Tiles of one panel over the columns that one A += E W runs over.
@@ -885,16 +962,16 @@ fn softmax_scratch(_chunk: usize, panels: usize) -> usize {
 // Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums of columns, flags of tiles.
 fn grad_scratch(blocking: &Blocking) -> usize {
     let (rows, panels) = (blocking.grad_rows, blocking.grad_panels);
-    LOGITS_BYTES + rows * panels * PANEL * PARTS * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
+    LOGITS_BYTES + rows * panels * PANEL * TERMS * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
     panel: PANEL,
     row_block: 32,
-    packed: 2 * PARTS,
-    packed_transpose: 2 * PARTS,
+    packed: 2 * TERMS,
+    packed_transpose: 2 * TERMS,
     e_columns: VOCABULARY_BLOCK,
-    e_bytes: 2 * PARTS,
+    e_bytes: 2 * TERMS,
     slices_inner: false,
     grad_panels: 32,
     softmax_scratch,

@@ -19,23 +19,23 @@ unsafe fn kernel(args: &VocabularyGrad) {
         if args.x_grad.is_null() {
             return;
         }
-        // Left operand of the product, blocks `[row / 32][panel][part]`. Rows that do not exist are left as they are: they would
+        // Left operand of the product, blocks `[row / 32][panel][term]`. Rows that do not exist are left as they are: they would
         // become rows of dW that nobody stores.
         let q = args.scratch.cast::<u16>();
-        let c = q.add(blocks * args.blocking.grad_panels * PARTED).cast::<f32>();
+        let c = q.add(blocks * args.blocking.grad_panels * TERM_BLOCKS).cast::<f32>();
         let _tiles = Tiles::configure();
         for first in (0..args.panels).step_by(args.blocking.grad_panels) {
             let panels = args.blocking.grad_panels.min(args.panels - first);
             for panel in 0..panels {
                 let tile = from.add((first + panel) * args.stride);
                 for row in 0..args.columns {
-                    let to = q.add((row / PANEL * panels + panel) * PARTED + row % PANEL * PANEL);
+                    let to = q.add((row / PANEL * panels + panel) * TERM_BLOCKS + row % PANEL * PANEL);
                     for lane in (0..PANEL).step_by(LANES) {
                         store_left(to.add(lane), BLOCK, load(tile.add(row * PANEL + lane)));
                     }
                 }
             }
-            gradient(args, first, panels, q, c, std::ptr::null());
+            gradient(args, first, panels, q, c, std::ptr::null(), |_| {});
         }
     }
 }
@@ -60,15 +60,24 @@ unsafe fn add_sums(args: &VocabularyGrad, q: *const f32) {
 }
 
 /// dW += Qᵀ X for some panels: a slice of Q of 32 rows is read from L1, X of some blocks of H from L2, and the sums of
-/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all.
+/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all. Work is Q of the
+/// slices from the second on, each begun and ended, in `BLOCK_PARTS` a panel, beside the first products with the slice before.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn gradient(args: &VocabularyGrad, first: usize, panels: usize, q: *const u16, c: *mut f32, keep: *const u8) {
+unsafe fn gradient(
+    args: &VocabularyGrad,
+    first: usize,
+    panels: usize,
+    q: *const u16,
+    c: *mut f32,
+    keep: *const u8,
+    mut work: impl FnMut(Work),
+) {
     let strips = padded(args.hidden) / PANEL;
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let width = HIDDEN_BLOCKS.min(strips - group);
         for row in (0..args.columns).step_by(PANEL) {
-            let q = q.wrapping_add(row * panels * PANEL * PARTS);
-            let next_q = q.wrapping_add(panels * PARTED);
+            let q = q.wrapping_add(row * panels * PANEL * TERMS);
+            let next_q = q.wrapping_add(panels * TERM_BLOCKS);
             // SAFETY: a flag a tile.
             let kept = |panel: usize| keep.is_null() || unsafe { *keep.add(row / PANEL * panels + panel) } != 0;
             let mut slices = runs(panels, kept).peekable();
@@ -76,13 +85,17 @@ unsafe fn gradient(args: &VocabularyGrad, first: usize, panels: usize, q: *const
                 continue;
             }
             let mut started = false;
+            let beside = group == 0 && row + PANEL < args.columns;
+            if beside {
+                work(Work::Start(row / PANEL + 1));
+            }
             while let Some((start, end)) = slices.next() {
                 let (steps, last) = (end - start, slices.peek().is_none());
                 for i in 0..width {
                     // SAFETY: as for `kernel`.
                     unsafe {
-                        let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first) * PARTED + start * BLOCK);
-                        product_keeping_left(&Product {
+                        let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first) * TERM_BLOCKS + start * BLOCK);
+                        let product = Product {
                             steps,
                             left: q.add(start * BLOCK),
                             right: x,
@@ -90,7 +103,13 @@ unsafe fn gradient(args: &VocabularyGrad, first: usize, panels: usize, q: *const
                             accumulate: started,
                             ahead: next_q.wrapping_add(start * BLOCK + i * steps * 64),
                             next: c.wrapping_add(if i + 1 < width { i + 1 } else { 0 } * BLOCK),
-                        });
+                        };
+                        if beside {
+                            let parts = (steps * BLOCK_PARTS).div_ceil(width * TERMS);
+                            product_keeping_left_beside(&product, parts, || work(Work::Step));
+                        } else {
+                            product_keeping_left(&product);
+                        }
                         // One block behind, while the next one is being multiplied.
                         if last && i > 0 {
                             add_block(args, row, group + i - 1, c.add((i - 1) * BLOCK));

@@ -9,23 +9,24 @@ use vocabfuse_kernels::abi::*;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &RawLogits) {
     let hidden = padded(args.hidden);
-    let strips = hidden / PANEL * PARTS;
+    let strips = hidden / PANEL * TERMS;
     let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
     // SAFETY: the caller states the extents of all buffers; this call owns its tiles, which have room for whole blocks of
     // rows. Whoever picks this kernel has made sure that the process may use tiles.
     unsafe {
         let _tiles = Tiles::configure();
-        let x = args.x.cast::<u16>().add(args.first_panel * PANEL * hidden * PARTS);
+        let x = args.x.cast::<u16>().add(args.first_panel * PANEL * hidden * TERMS);
         for row in (0..args.columns).step_by(resident) {
             for panel in 0..args.panels {
                 let next = if panel + 1 < args.panels { panel + 1 } else { 0 };
                 let product = Logits {
-                    w: args.w.cast::<u16>().add(row * hidden * PARTS),
+                    w: args.w.cast::<u16>().add(row * hidden * TERMS),
                     blocks: resident.min(args.columns - row).div_ceil(PANEL),
                     strips,
-                    x: x.add(panel * PANEL * hidden * PARTS),
-                    next_x: x.add(next * PANEL * hidden * PARTS),
+                    x: x.add(panel * PANEL * hidden * TERMS),
+                    next_x: x.add(next * PANEL * hidden * TERMS),
                     out: args.out.add(panel * args.stride + row * PANEL),
+                    parts: 0,
                 };
                 logits(&product, |_| {});
             }

@@ -5,11 +5,13 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
+use std::hint::assert_unchecked;
+
 const CHUNK: usize = 512;
 /// A row keeps its reference until a logit exceeds it by this much (log2 units).
 const WINDOW: f32 = 20.0;
 
-// E as operand of A += E W is a right operand: blocks `[panel][column / 32][part]` of
+// E as operand of A += E W is a right operand: blocks `[panel][column / 32][term]` of
 // `[token / 16][column / 2][token % 16][column % 2]`, bf16; as saved value it is f32, `[panel][column][token]`. A is
 // transposed until it is unpacked: blocks `[panel][h / 32]` of `[h % 32][token]`. Tokens are lanes throughout, so that
 // nothing is reduced across a vector.
@@ -63,12 +65,12 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
     unsafe {
         let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(1)).add(panel * PANEL + lane)));
         let value = |row: usize, lane: usize| {
-            let half = e.add(row / PANEL * PARTED + lane / LANES * (BLOCK / 2));
-            let part = |index: usize| {
+            let half = e.add(row / PANEL * TERM_BLOCKS + lane / LANES * (BLOCK / 2));
+            let term = |index: usize| {
                 let words = load_words(half.add(index * BLOCK + row % PANEL / 2 * PANEL));
                 if row % 2 == 0 { first_of(words) } else { second_of(words) }
             };
-            add(part(0), part(2))
+            add(term(0), term(2))
         };
         let kept = flag_tiles(rows, limit, value, keep);
         (*args.filtered).add(rows.div_ceil(PANEL) as u64, kept);
@@ -79,41 +81,46 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start: usize, tile: *mut f32, e: *mut u16) {
     let hidden = padded(args.hidden);
-    let strips = hidden / PANEL * PARTS;
+    let strips = hidden / PANEL * TERMS;
     let end = args.columns.min(start + VOCABULARY_BLOCK);
     let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
+    let mut softmax = Softmax::done();
     for row in (start..end).step_by(resident) {
         for panel in 0..panels {
             let next = if panel + 1 < panels { panel + 1 } else { 0 };
             let e_panel = if e.is_null() { e } else { e.wrapping_add(panel * E_PANEL) };
             // SAFETY: as for `kernel`.
             unsafe {
-                let x = args.x.cast::<u16>().add(first * PANEL * hidden * PARTS);
+                let x = args.x.cast::<u16>().add(first * PANEL * hidden * TERMS);
                 let product = Logits {
-                    w: args.w.cast::<u16>().add(row * hidden * PARTS),
+                    w: args.w.cast::<u16>().add(row * hidden * TERMS),
                     blocks: resident.min(end - row).div_ceil(PANEL),
                     strips,
-                    x: x.add(panel * PANEL * hidden * PARTS),
-                    next_x: x.add(next * PANEL * hidden * PARTS),
+                    x: x.add(panel * PANEL * hidden * TERMS),
+                    next_x: x.add(next * PANEL * hidden * TERMS),
                     out: tile,
+                    parts: SOFTMAX_PARTS,
                 };
-                let mut softmax = Softmax::done();
                 logits(&product, |work| match work {
-                    Work::Start(block, y) => softmax = Softmax::new(first + panel, row + block * PANEL, y, e_panel),
-                    Work::Step => step(args, &mut softmax),
-                    Work::Finish => {
-                        while !softmax.is_done() {
-                            step(args, &mut softmax);
-                        }
+                    Work::Start(block) => {
+                        softmax = Softmax::new(first + panel, row + block * PANEL, tile.add(block * BLOCK), e_panel);
                     }
+                    Work::Step => step(args, &mut softmax),
                 });
             }
         }
     }
+    while !softmax.is_done() {
+        // SAFETY: as for `kernel`.
+        unsafe { step(args, &mut softmax) }
+    }
 }
 
+/// Parts of the work on a block: for a vector of tokens one more, its references.
+const SOFTMAX_PARTS: usize = BLOCK_PARTS + PANEL / LANES;
+
 /// Statistics and E of one block of logits, the columns from `row` of the chunk and one panel, under way: first the
-/// references of a vector of tokens, then their columns two by two, then the same for the next vector.
+/// references of a vector of tokens, then their columns part by part, then the same for the next vector.
 struct Softmax {
     panel: usize,
     row: usize,
@@ -122,7 +129,7 @@ struct Softmax {
     e: *mut u16,
     /// Vector of tokens at work; none is left at `PANEL`.
     lane: usize,
-    /// What is next: the references if 0, else the columns from 2 (next - 1).
+    /// What is next: the references if 0, else the columns from (next - 1) PART_ROWS.
     next: usize,
     reference: V,
     /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
@@ -151,7 +158,7 @@ impl Softmax {
     }
 }
 
-/// The next step, if there is one: at most `WORK_STEPS` for a block.
+/// The next step, if there is one: at most `SOFTMAX_PARTS` for a block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
@@ -160,13 +167,16 @@ unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
         if softmax.is_done() {
             return;
         }
-        if softmax.next == 0 {
-            references(args, softmax);
-        } else {
-            columns(args, softmax, 2 * (softmax.next - 1));
+        let end = softmax.row + PANEL;
+        let whole = end <= args.columns && args.first_column + end <= args.inputs.classes as usize;
+        match (softmax.next.checked_sub(1), whole) {
+            (None, false) => references::<false>(args, softmax),
+            (None, true) => references::<true>(args, softmax),
+            (Some(part), false) => columns::<false>(args, softmax, part * PART_ROWS),
+            (Some(part), true) => columns::<true>(args, softmax, part * PART_ROWS),
         }
         softmax.next += 1;
-        if softmax.next > PANEL / 2 {
+        if softmax.next > PANEL / PART_ROWS {
             totals(args, softmax);
             softmax.lane += LANES;
             softmax.next = 0;
@@ -177,10 +187,10 @@ unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
 /// The reference of a vector of tokens, raised if the block needs it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
+unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax) {
     let inputs = args.inputs;
     let Softmax { panel, row, logits, e, lane, .. } = *softmax;
-    let rows = PANEL.min(args.columns - row);
+    let rows = if WHOLE { PANEL } else { PANEL.min(args.columns - row) };
     // SAFETY: as for `kernel`.
     unsafe {
         let token = panel * PANEL + lane;
@@ -191,6 +201,7 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
             let logit = load(logits.add(i * PANEL + lane));
             let m2 = inputs.column(0, column);
             let m19 = column;
@@ -222,14 +233,15 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
     }
 }
 
-/// E and sums of two columns of a vector of tokens.
-#[inline]
+/// E and sums of `PART_ROWS` columns of a vector of tokens, those from `first`.
+// A function of its own, so that it has all registers.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
+unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax, first: usize) {
     let inputs = args.inputs;
     let Softmax { panel, row, logits, e, lane, reference, .. } = *softmax;
-    let rows = PANEL.min(args.columns - row);
-    // SAFETY: as for `kernel`.
+    let rows = if WHOLE { PANEL } else { PANEL.min(args.columns - row) };
+    // SAFETY: as for `kernel`. Of a whole block all columns exist.
     unsafe {
         let token = panel * PANEL + lane;
         let half = lane / LANES * (BLOCK / 2);
@@ -242,10 +254,13 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
+        // Written out, so that what the columns have in common is done once; they are stored when all are there.
+        const { assert!(PART_ROWS == 4) }
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
-        let e0 = if i + 0 < rows {
-            let column = (args.first_column + row + i + 0) as i32;
-            let logit = load(logits.add((i + 0) * PANEL + lane));
+        let e0 = if WHOLE || first + 0 < rows {
+            let column = (args.first_column + row + first + 0) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
+            let logit = load(logits.add((first + 0) * PANEL + lane));
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
@@ -277,9 +292,10 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
             splat(0.0)
         };
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
-        let e1 = if i + 1 < rows {
-            let column = (args.first_column + row + i + 1) as i32;
-            let logit = load(logits.add((i + 1) * PANEL + lane));
+        let e1 = if WHOLE || first + 1 < rows {
+            let column = (args.first_column + row + first + 1) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
+            let logit = load(logits.add((first + 1) * PANEL + lane));
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
@@ -310,16 +326,89 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         } else {
             splat(0.0)
         };
-        if !e.is_null() {
-            let e = e.add(row % VOCABULARY_BLOCK * PANEL * PARTS + half + i * LANES);
-            for (index, part) in RIGHT.into_iter().enumerate() {
-                store_words(e.add(index * BLOCK), part_pairs(e0, e1, part));
+        // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
+        let e2 = if WHOLE || first + 2 < rows {
+            let column = (args.first_column + row + first + 2) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
+            let logit = load(logits.add((first + 2) * PANEL + lane));
+            let w2 = inputs.column(0, column);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
+            let w0 = logit;
+            let w3 = mul_add(w0, splat(w1), splat(w2));
+            let w5 = div(w3, splat(w4));
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w33 = select(w25, w18, splat(0.0f32));
+            let w35 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w33);
+            w35
+        } else {
+            splat(0.0)
+        };
+        // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
+        let e3 = if WHOLE || first + 3 < rows {
+            let column = (args.first_column + row + first + 3) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
+            let logit = load(logits.add((first + 3) * PANEL + lane));
+            let w2 = inputs.column(0, column);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
+            let w0 = logit;
+            let w3 = mul_add(w0, splat(w1), splat(w2));
+            let w5 = div(w3, splat(w4));
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w33 = select(w25, w18, splat(0.0f32));
+            let w35 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w33);
+            w35
+        } else {
+            splat(0.0)
+        };
+        for (a, b, i) in [(e0, e1, first), (e2, e3, first + 2)] {
+            let operand = RIGHT.map(|term| term_pairs(a, b, term));
+            if !e.is_null() {
+                let e = e.add(row % VOCABULARY_BLOCK * PANEL * TERMS + half + i * LANES);
+                for (index, words) in operand.into_iter().enumerate() {
+                    store_words(e.add(index * BLOCK), words);
+                }
             }
-        }
-        if !saved.is_null() {
-            // Read again only after everything else has gone through the caches.
-            _mm512_stream_ps(saved.add(i * PANEL + lane), e0);
-            _mm512_stream_ps(saved.add((i + 1) * PANEL + lane), e1);
+            if !saved.is_null() {
+                // Read again only after everything else has gone through the caches.
+                _mm512_stream_ps(saved.add(i * PANEL + lane), a);
+                _mm512_stream_ps(saved.add((i + 1) * PANEL + lane), b);
+            }
         }
         softmax.parts[0] = part1;
         softmax.parts[1] = part2;
@@ -370,8 +459,8 @@ unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, o
         let saved = saved_block(args, panel, 0);
         let blocks = |values: bool, columns: usize| 0..if values { columns / PANEL } else { 0 };
         for block in blocks(!e.is_null(), row % VOCABULARY_BLOCK) {
-            for part in 0..PARTS {
-                let e = e.add(block * PARTED + part * BLOCK);
+            for term in 0..TERMS {
+                let e = e.add(block * TERM_BLOCKS + term * BLOCK);
                 scale(e, e, lane, factor);
             }
         }
@@ -416,12 +505,12 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
             let token = panel * PANEL + lane;
             let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
             for block in 0..blocks {
-                let (saved, e) = (saved.add(block * BLOCK), e.add(block * PARTED));
+                let (saved, e) = (saved.add(block * BLOCK), e.add(block * TERM_BLOCKS));
                 for i in (0..PANEL).step_by(2) {
                     let value = |i: usize| mul(load(saved.add(i * PANEL + lane)), factor);
                     let e = e.add(lane / LANES * (BLOCK / 2) + i * LANES);
-                    for (index, part) in RIGHT.into_iter().enumerate() {
-                        store_words(e.add(index * BLOCK), part_pairs(value(i), value(i + 1), part));
+                    for (index, term) in RIGHT.into_iter().enumerate() {
+                        store_words(e.add(index * BLOCK), term_pairs(value(i), value(i + 1), term));
                     }
                 }
             }
@@ -449,11 +538,11 @@ unsafe fn accumulate(args: &LogitsSoftmax, first: usize, panels: usize, start: u
                         let a = args.a.add(first * PANEL * hidden);
                         product_keeping_right(&Product {
                             steps: to - from,
-                            left: args.w.cast::<u16>().add((CHUNK * hidden + (strip * CHUNK + start) * PANEL) * PARTS + from * BLOCK),
+                            left: args.w.cast::<u16>().add((CHUNK * hidden + (strip * CHUNK + start) * PANEL) * TERMS + from * BLOCK),
                             right: e.add(panel * E_PANEL + from * BLOCK),
                             c: a.add(panel * PANEL * hidden + strip * BLOCK),
                             accumulate: true,
-                            ahead: e.wrapping_add(next * E_PANEL + (strip - group) * blocks * PARTS * 64),
+                            ahead: e.wrapping_add(next * E_PANEL + (strip - group) * blocks * TERMS * 64),
                             next: if strip + 1 < end {
                                 a.wrapping_add(panel * PANEL * hidden + (strip + 1) * BLOCK)
                             } else {

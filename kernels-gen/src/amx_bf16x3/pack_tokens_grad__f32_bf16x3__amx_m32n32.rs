@@ -5,7 +5,7 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as right operand of the weight gradient: blocks `[h / 32][panel][part]`, in which two tokens are a pair.
+/// Rows of X as right operand of the weight gradient: blocks `[h / 32][panel][term]`, in which two tokens are a pair.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
     let x = args.x.cast::<Element>();
@@ -25,9 +25,9 @@ unsafe fn kernel(args: &PackTokens) {
                 }
                 for strip in 0..padded(args.hidden) / PANEL {
                     let width = PANEL.min(args.hidden - strip * PANEL);
-                    let out = args.out.cast::<u16>().add((strip * args.total_panels + panel) * PARTED + pair * PANEL);
-                    for (index, part) in RIGHT.into_iter().enumerate() {
-                        let row = |i: usize| load_part(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, part);
+                    let out = args.out.cast::<u16>().add((strip * args.total_panels + panel) * TERM_BLOCKS + pair * PANEL);
+                    for (index, term) in RIGHT.into_iter().enumerate() {
+                        let row = |i: usize| load_term(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, term);
                         let (first, second) = (row(0), row(1));
                         store_words(out.add(index * BLOCK), interleave::<0>(first, second));
                         store_words(out.add(index * BLOCK + BLOCK / 2), interleave::<1>(first, second));

@@ -6,8 +6,8 @@ use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
 /// Rows of W as left operand of both products of pass S, one after the other in the packed buffer:
-/// W for the logits, blocks `[row / 32][h / 32][part]`, and, if wanted, its transpose for A += E W, blocks
-/// `[h / 32][row / 32][part]`.
+/// W for the logits, blocks `[row / 32][h / 32][term]`, and, if wanted, its transpose for A += E W, blocks
+/// `[h / 32][row / 32][term]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackVocabulary) {
     let w = args.w.cast::<Element>();
@@ -17,7 +17,7 @@ unsafe fn kernel(args: &PackVocabulary) {
     // SAFETY: the caller states the extents of W and of the packed buffer. A row that does not exist is loaded with
     // width 0, which touches nothing.
     unsafe {
-        let transposed = plain.wrapping_add(args.allocated_rows * strips * PANEL * PARTS);
+        let transposed = plain.wrapping_add(args.allocated_rows * strips * PANEL * TERMS);
         for block in args.first_row / PANEL..args.end_row.div_ceil(PANEL) {
             for row in 0..PANEL {
                 let exists = block * PANEL + row < args.rows;
@@ -26,18 +26,18 @@ unsafe fn kernel(args: &PackVocabulary) {
                     let width = if exists { PANEL.min(args.hidden - strip * PANEL) } else { 0 };
                     // Rows are too short for the hardware to run far ahead.
                     prefetch(source.wrapping_add(8 * args.row_stride + strip * PANEL).cast());
-                    for (index, part) in LEFT.into_iter().enumerate() {
-                        let words = load_part(source.wrapping_add(strip * PANEL), width, part);
-                        store_words(plain.add((block * strips + strip) * PARTED + index * BLOCK + row * PANEL), words);
+                    for (index, term) in LEFT.into_iter().enumerate() {
+                        let words = load_term(source.wrapping_add(strip * PANEL), width, term);
+                        store_words(plain.add((block * strips + strip) * TERM_BLOCKS + index * BLOCK + row * PANEL), words);
                     }
                 }
             }
             for strip in 0..if args.transpose { strips } else { 0 } {
-                let from = plain.add((block * strips + strip) * PARTED);
-                let to = transposed.add((strip * blocks + block) * PARTED);
-                for part in (0..PARTED).step_by(BLOCK) {
-                    transpose_half::<0>(from.add(part), to.add(part));
-                    transpose_half::<1>(from.add(part), to.add(part + BLOCK / 2));
+                let from = plain.add((block * strips + strip) * TERM_BLOCKS);
+                let to = transposed.add((strip * blocks + block) * TERM_BLOCKS);
+                for term in (0..TERM_BLOCKS).step_by(BLOCK) {
+                    transpose_half::<0>(from.add(term), to.add(term));
+                    transpose_half::<1>(from.add(term), to.add(term + BLOCK / 2));
                 }
             }
         }

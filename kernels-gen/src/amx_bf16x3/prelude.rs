@@ -50,7 +50,8 @@ pub fn exp2(a: V) -> V {
     for i in (0..5).rev() {
         p = mul_add(p, f, splat(EXP2[i]));
     }
-    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), _mm512_roundscale_ps::<8>(a))
+    // a - f is what was cut off, exactly, for one operation less than rounding again.
+    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), sub(a, f))
 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub fn above(a: V, reference: V) -> V {
@@ -416,18 +417,18 @@ pub fn transpose(mut r: [VI; 16]) -> [VI; 16] {
     r
 }
 
-// A factor is the sum of two bf16 numbers, high and low, and a product three of bf16: high high + low high + high low, made
-// side by side along the inner dimension. An infinite or NaN factor is all in its high part, and takes part in the first
-// product only: in the others it would meet zeros.
+// A factor is the sum of two bf16 numbers, high and low, and a product the sum of three terms, high high + low high + high
+// low, made one after the other along the inner dimension. An infinite or NaN factor is all in its high number and counts
+// in the first term only: in the others it would meet zeros.
 
 /// Element of X and W.
 pub type Element = f32;
-/// bf16 numbers that an element of an operand becomes.
-pub const PARTS: usize = 3;
+/// Products of bf16 that a product of two factors is the sum of, and elements of an operand that a factor becomes.
+pub const TERMS: usize = 3;
 
-/// A bf16 number that stands for a factor.
+/// The number by which a factor is represented in a term.
 #[derive(Clone, Copy)]
-pub enum Part {
+pub enum Term {
     /// The factor rounded, or cut off where it would become infinite.
     High,
     /// The same, zero for what is infinite or NaN.
@@ -436,57 +437,57 @@ pub enum Part {
     Low,
 }
 
-/// Parts of a left operand, in the order of the packed strip.
-pub const LEFT: [Part; PARTS] = [Part::High, Part::Low, Part::Finite];
-/// Parts of a right operand.
-pub const RIGHT: [Part; PARTS] = [Part::High, Part::Finite, Part::Low];
+/// Those of a left operand, in the order of the packed strip.
+pub const LEFT: [Term; TERMS] = [Term::High, Term::Low, Term::Finite];
+/// Those of a right operand.
+pub const RIGHT: [Term; TERMS] = [Term::High, Term::Finite, Term::Low];
 
-/// A part before it is rounded to bf16, which leaves high parts as they are.
+/// What a factor is in a term, before it is rounded to bf16; a high number stays as it is then.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn part_of(a: V, part: Part) -> V {
+fn term_of(a: V, term: Term) -> V {
     // SAFETY: the types are names for the same 32 bytes.
     let rounded = |a| unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(a)) };
     let finite = !_mm512_fpclass_ps_mask::<0x99>(a);
     // Of the smaller magnitude, with the sign of `a`.
     let bounded = _mm512_mask_range_ps::<2>(a, finite, a, splat(LARGEST_BF16));
     let high = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(rounded(bounded))));
-    match part {
-        Part::High => high,
-        Part::Finite => _mm512_maskz_mov_ps(finite, high),
-        Part::Low => _mm512_maskz_sub_ps(finite, a, high),
+    match term {
+        Term::High => high,
+        Term::Finite => _mm512_maskz_mov_ps(finite, high),
+        Term::Low => _mm512_maskz_sub_ps(finite, a, high),
     }
 }
 
 /// The largest finite bf16.
 const LARGEST_BF16: f32 = f32::from_bits(0x7f7f_0000);
 
-/// A part of the first `count` of 32 elements of X or W, then zeros; touches nothing behind them.
+/// The first `count` of 32 elements of X or W in a term, then zeros; touches nothing behind them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn load_part(p: *const Element, count: usize, part: Part) -> VI {
+pub unsafe fn load_term(p: *const Element, count: usize, term: Term) -> VI {
     let mask = |first: usize| if count >= first + LANES { !0 } else { (1u32 << count.saturating_sub(first)) as u16 - 1 };
     // SAFETY: masked lanes are not accessed; the types are names for the same 64 bytes.
     unsafe {
-        let half = |first: usize| part_of(_mm512_maskz_loadu_ps(mask(first), p.wrapping_add(first)), part);
+        let half = |first: usize| term_of(_mm512_maskz_loadu_ps(mask(first), p.wrapping_add(first)), term);
         std::mem::transmute::<__m512bh, VI>(_mm512_cvtne2ps_pbh(half(LANES), half(0)))
     }
 }
 
-/// A part of `a` and `b` in turn.
+/// `a` and `b` in a term, in turn.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub fn part_pairs(a: V, b: V, part: Part) -> VI {
-    pairs(part_of(a, part), part_of(b, part))
+pub fn term_pairs(a: V, b: V, term: Term) -> VI {
+    pairs(term_of(a, term), term_of(b, term))
 }
 
-/// 16 values as left operand; a part follows the one before after `stride` elements.
+/// 16 values as left operand; each term begins `stride` elements after the one before.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn store_left(p: *mut u16, stride: usize, a: V) {
-    for (index, part) in LEFT.into_iter().enumerate() {
-        // SAFETY: the caller answers for all parts.
-        unsafe { store_rounded(p.add(index * stride), part_of(a, part)) }
+    for (index, term) in LEFT.into_iter().enumerate() {
+        // SAFETY: the caller answers for all terms.
+        unsafe { store_rounded(p.add(index * stride), term_of(a, term)) }
     }
 }
 
@@ -509,8 +510,8 @@ use std::marker::PhantomData;
 
 /// Elements of a block.
 pub const BLOCK: usize = PANEL * PANEL;
-/// Elements of the blocks that 32 x 32 elements of an operand become, one a part: as many steps of a product.
-pub const PARTED: usize = BLOCK * PARTS;
+/// Elements of the blocks that 32 x 32 elements of an operand become, one a term: as many steps of a product.
+pub const TERM_BLOCKS: usize = BLOCK * TERMS;
 /// Steps whose reused operand stays in L1.
 pub const SLICE: usize = 16;
 /// Columns of the vocabulary that one A += E W runs over; E of a panel stays in L1.
@@ -521,7 +522,7 @@ pub const HIDDEN_BLOCKS: usize = 16;
 /// most `SLICE` of nearly equal size.
 #[inline]
 pub fn runs(strips: usize, kept: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
-    let (steps, kept) = (strips * PARTS, move |step: usize| kept(step / PARTS));
+    let (steps, kept) = (strips * TERMS, move |step: usize| kept(step / TERMS));
     let (mut at, mut end) = (0, 0);
     std::iter::from_fn(move || {
         if at == end {
@@ -667,6 +668,69 @@ pub unsafe fn product_keeping_right(p: &Product) {
     }
 }
 
+/// The same with `parts` calls of `work` spread evenly over the steps, so that vectors and tiles are busy at the same time.
+/// All of them are made before the result is stored.
+///
+/// # Safety
+/// As for `product_keeping_right`; the work uses no tiles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn product_keeping_right_beside(p: &Product, parts: usize, mut work: impl FnMut()) {
+    // SAFETY: the caller answers for operands and result; prefetches do not fault. The sums stay in tmm0 to tmm3 from one
+    // block to the next: the compiler emits AMX instructions for AMX intrinsics only, of which there are none, the work is
+    // made of vector instructions of this crate, and the operating system keeps tiles for each thread.
+    unsafe {
+        load_sums(p);
+        // Parts that are due, times the steps: that needs no division.
+        let (mut due, mut left) = (0, parts);
+        for step in 0..p.steps {
+            asm!(
+                "tileloadd tmm6, [{right} + {row}]",
+                "tileloaddt1 tmm4, [{left} + {row}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{right} + {row} + 1024]",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloaddt1 tmm5, [{left} + {row} + 1024]",
+                "prefetchw [{next}]",
+                "prefetchw [{next} + 64]",
+                "prefetchw [{next} + 128]",
+                "prefetchw [{next} + 192]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                left = in(reg) p.left.wrapping_add(step * BLOCK),
+                right = in(reg) p.right.wrapping_add(step * BLOCK),
+                ahead = in(reg) p.ahead.wrapping_add(step * 64),
+                next = in(reg) p.next.wrapping_add(step * 64),
+                row = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+            due += parts;
+            while due >= p.steps {
+                work();
+                due -= p.steps;
+                left -= 1;
+            }
+        }
+        // All of them if there are no steps.
+        for _ in 0..left {
+            work();
+        }
+        asm!(
+            "tilestored [{c} + {row}*2], tmm0",
+            "tilestored [{c} + {row}*2 + 64], tmm1",
+            "tilestored [{c} + {row}*2 + 2048], tmm2",
+            "tilestored [{c} + {row}*2 + 2112], tmm3",
+            c = in(reg) p.c,
+            row = in(reg) 64usize,
+            options(nostack),
+        );
+    }
+}
+
 /// A product whose left operand is used again by the next ones: it is loaded so that it stays in L1, the other one
 /// with the hint to leave L1 alone.
 ///
@@ -739,59 +803,31 @@ pub unsafe fn product_keeping_left(p: &Product) {
     }
 }
 
-/// Logits of some blocks of vocabulary rows and one panel, transposed: `[row][token]`.
-pub struct Logits {
-    /// Left operand from `pack_vocabulary`, at the first block.
-    pub w: *const u16,
-    /// Blocks of rows, at least one, at most `VOCABULARY_BLOCK / PANEL`.
-    pub blocks: usize,
-    /// Blocks of H, all parts of it.
-    pub strips: usize,
-    /// From `pack_tokens`, the panel.
-    pub x: *const u16,
-    /// The panel that comes next.
-    pub next_x: *const u16,
-    /// Room for `blocks` blocks.
-    pub out: *mut f32,
-}
-
-/// What is to be done between the steps of a product.
-pub enum Work {
-    /// Begin with the logits of a block.
-    Start(usize, *const f32),
-    /// A part of it, if there is one left.
-    Step,
-    /// All that is left.
-    Finish,
-}
-
-/// Steps that the work on a block is cut into, at most; those of a product are fewer.
-pub const WORK_STEPS: usize = 34;
-
-/// A product in parts with work between them, so that vectors and tiles are busy at the same time. Its right operand is
-/// kept near, as in `product_keeping_right`.
+/// The same with `parts` calls of `work` spread evenly over the steps, so that vectors and tiles are busy at the same time.
+/// All of them are made before the result is stored.
 ///
 /// # Safety
-/// As for `product_keeping_right`; the work uses no tiles.
+/// As for `product_keeping_left`; the work uses no tiles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
-    let units = WORK_STEPS.div_ceil(p.steps.max(1));
+pub unsafe fn product_keeping_left_beside(p: &Product, parts: usize, mut work: impl FnMut()) {
     // SAFETY: the caller answers for operands and result; prefetches do not fault. The sums stay in tmm0 to tmm3 from one
     // block to the next: the compiler emits AMX instructions for AMX intrinsics only, of which there are none, the work is
     // made of vector instructions of this crate, and the operating system keeps tiles for each thread.
     unsafe {
         load_sums(p);
+        // Parts that are due, times the steps: that needs no division.
+        let (mut due, mut left) = (0, parts);
         for step in 0..p.steps {
             asm!(
-                "tileloadd tmm6, [{right} + {row}]",
-                "tileloaddt1 tmm4, [{left} + {row}]",
+                "tileloaddt1 tmm6, [{right} + {row}]",
+                "tileloadd tmm4, [{left} + {row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{right} + {row} + 1024]",
+                "tileloaddt1 tmm7, [{right} + {row} + 1024]",
                 "prefetcht1 [{ahead}]",
                 "prefetcht1 [{ahead} + 64]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloaddt1 tmm5, [{left} + {row} + 1024]",
+                "tileloadd tmm5, [{left} + {row} + 1024]",
                 "prefetchw [{next}]",
                 "prefetchw [{next} + 64]",
                 "prefetchw [{next} + 128]",
@@ -807,9 +843,16 @@ unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
-            for _ in 0..units {
-                work(Work::Step);
+            due += parts;
+            while due >= p.steps {
+                work();
+                due -= p.steps;
+                left -= 1;
             }
+        }
+        // All of them if there are no steps.
+        for _ in 0..left {
+            work();
         }
         asm!(
             "tilestored [{c} + {row}*2], tmm0",
@@ -821,13 +864,12 @@ unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
             options(nostack),
         );
     }
-    work(Work::Finish);
 }
 
 /// The sums that a product begins with, into tmm0 to tmm3.
 #[inline]
 unsafe fn load_sums(p: &Product) {
-    // SAFETY: as for `product_beside`.
+    // SAFETY: as for `product_keeping_right_beside`.
     unsafe {
         if p.accumulate {
             asm!(
@@ -853,7 +895,40 @@ unsafe fn load_sums(p: &Product) {
     }
 }
 
-/// Computes logits, and has the work on each block done between the steps of the product that makes the next one.
+/// Logits of some blocks of vocabulary rows and one panel, transposed: `[row][token]`.
+pub struct Logits {
+    /// Left operand from `pack_vocabulary`, at the first block.
+    pub w: *const u16,
+    /// Blocks of rows, at least one, at most `VOCABULARY_BLOCK / PANEL`.
+    pub blocks: usize,
+    /// Blocks of H, in all terms.
+    pub strips: usize,
+    /// From `pack_tokens`, the panel.
+    pub x: *const u16,
+    /// The panel that comes next.
+    pub next_x: *const u16,
+    /// Room for `blocks` blocks.
+    pub out: *mut f32,
+    /// Parts that the work on a block is cut into, at most.
+    pub parts: usize,
+}
+
+/// What is to be done between the steps of products.
+pub enum Work {
+    /// Begin with a block. Nothing of the one before is left.
+    Start(usize),
+    /// A part of it, if there is one left.
+    Step,
+}
+
+/// Rows of a block that a part of the work on it covers, for a vector of tokens: enough to be worth its call, and little
+/// enough to fit beside a step or two.
+pub const PART_ROWS: usize = 4;
+/// Parts of that size in a block.
+pub const BLOCK_PARTS: usize = PANEL / PART_ROWS * (PANEL / LANES);
+
+/// Computes logits, and has the work on each block done between the steps of the product that follows. That of the last
+/// block is left to the first product of the next call, which overwrites these logits later, and in the end to the caller.
 ///
 /// # Safety
 /// `Tiles` of this thread are configured; the buffers have the extents stated in `Logits`; the work uses no tiles.
@@ -879,8 +954,11 @@ pub unsafe fn logits(p: &Logits, mut work: impl FnMut(Work)) {
                     next: if block + 1 < p.blocks { c.wrapping_add(BLOCK) } else { p.out },
                 };
                 if last && block > 0 {
-                    work(Work::Start(block - 1, c.wrapping_sub(BLOCK)));
-                    product_beside(&product, &mut work);
+                    work(Work::Start(block - 1));
+                }
+                let beside = if block > 0 { last } else { slice == 0 };
+                if beside {
+                    product_keeping_right_beside(&product, p.parts, || work(Work::Step));
                 } else {
                     product_keeping_right(&product);
                 }
@@ -888,14 +966,13 @@ pub unsafe fn logits(p: &Logits, mut work: impl FnMut(Work)) {
         }
         first += steps;
     }
-    work(Work::Start(p.blocks - 1, p.out.wrapping_add((p.blocks - 1) * BLOCK)));
-    work(Work::Finish);
+    work(Work::Start(p.blocks - 1));
 }
 
 use vocabfuse_kernels::abi::Blocking;
 
 /// Elements of E of one panel over the columns that one A += E W runs over.
-pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL * PARTS;
+pub const E_PANEL: usize = VOCABULARY_BLOCK * PANEL * TERMS;
 /// Bytes of the logits of one panel.
 pub const LOGITS_BYTES: usize = VOCABULARY_BLOCK * PANEL * 4;
 /// Tiles of one panel over the columns that one A += E W runs over.
@@ -909,16 +986,16 @@ fn softmax_scratch(_chunk: usize, panels: usize) -> usize {
 // Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums of columns, flags of tiles.
 fn grad_scratch(blocking: &Blocking) -> usize {
     let (rows, panels) = (blocking.grad_rows, blocking.grad_panels);
-    LOGITS_BYTES + rows * panels * PANEL * PARTS * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
+    LOGITS_BYTES + rows * panels * PANEL * TERMS * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
     panel: PANEL,
     row_block: 32,
-    packed: 2 * PARTS,
-    packed_transpose: 2 * PARTS,
+    packed: 2 * TERMS,
+    packed_transpose: 2 * TERMS,
     e_columns: VOCABULARY_BLOCK,
-    e_bytes: 2 * PARTS,
+    e_bytes: 2 * TERMS,
     slices_inner: false,
     grad_panels: 16,
     softmax_scratch,

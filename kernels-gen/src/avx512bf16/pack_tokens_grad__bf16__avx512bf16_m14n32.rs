@@ -5,7 +5,7 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as pairs of bf16, for each strip of H, panel and part `[token / 2][PANEL]`: the streamed operand of the weight gradient.
+/// Rows of X as pairs of bf16, for each strip of H, panel and term `[token / 2][PANEL]`: the streamed operand of the weight gradient.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
     let x = args.x.cast::<Element>();
@@ -24,8 +24,8 @@ unsafe fn kernel(args: &PackTokens) {
             for strip in 0..padded(args.hidden) / PANEL {
                 let width = PANEL.min(args.hidden - strip * PANEL);
                 let panel = strip * args.total_panels + 2 * pair / PANEL;
-                for (index, part) in RIGHT.into_iter().enumerate() {
-                    let row = |i: usize| load_part(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, part);
+                for (index, term) in RIGHT.into_iter().enumerate() {
+                    let row = |i: usize| load_term(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, term);
                     let (first, second) = (row(0), row(1));
                     let out = args.out.cast::<u32>().add((panel * DEPTH + index * PANEL / 2 + pair % (PANEL / 2)) * PANEL);
                     store_words(out.cast(), interleave::<0>(first, second));

@@ -50,7 +50,8 @@ pub fn exp2(a: V) -> V {
     for i in (0..5).rev() {
         p = mul_add(p, f, splat(EXP2[i]));
     }
-    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), _mm512_roundscale_ps::<8>(a))
+    // a - f is what was cut off, exactly, for one operation less than rounding again.
+    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), sub(a, f))
 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub fn above(a: V, reference: V) -> V {
@@ -419,50 +420,50 @@ pub fn transpose(mut r: [VI; 16]) -> [VI; 16] {
 
 /// Element of X and W.
 pub type Element = u16;
-/// bf16 numbers that an element of an operand becomes.
-pub const PARTS: usize = 1;
+/// Products of bf16 that a product of two factors is the sum of, and elements of an operand that a factor becomes.
+pub const TERMS: usize = 1;
 
-/// A bf16 number that stands for a factor.
+/// The number by which a factor is represented in a term.
 #[derive(Clone, Copy)]
-pub enum Part {
+pub enum Term {
     /// The factor rounded.
     High,
 }
 
-/// Parts of a left operand, in the order of the packed strip.
-pub const LEFT: [Part; PARTS] = [Part::High];
-/// Parts of a right operand.
-pub const RIGHT: [Part; PARTS] = [Part::High];
+/// Those of a left operand, in the order of the packed strip.
+pub const LEFT: [Term; TERMS] = [Term::High];
+/// Those of a right operand.
+pub const RIGHT: [Term; TERMS] = [Term::High];
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn part_of(a: V, _: Part) -> V {
+fn term_of(a: V, _: Term) -> V {
     a
 }
 
-/// A part of the first `count` of 32 elements of X or W, then zeros; touches nothing behind them.
+/// The first `count` of 32 elements of X or W in a term, then zeros; touches nothing behind them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn load_part(p: *const Element, count: usize, part: Part) -> VI {
-    let Part::High = part;
+pub unsafe fn load_term(p: *const Element, count: usize, term: Term) -> VI {
+    let Term::High = term;
     // SAFETY: as the caller's.
     unsafe { load_some_words(p, count) }
 }
 
-/// A part of `a` and `b` in turn.
+/// `a` and `b` in a term, in turn.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub fn part_pairs(a: V, b: V, part: Part) -> VI {
-    pairs(part_of(a, part), part_of(b, part))
+pub fn term_pairs(a: V, b: V, term: Term) -> VI {
+    pairs(term_of(a, term), term_of(b, term))
 }
 
-/// 16 values as left operand; a part follows the one before after `stride` elements.
+/// 16 values as left operand; each term begins `stride` elements after the one before.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn store_left(p: *mut u16, stride: usize, a: V) {
-    for (index, part) in LEFT.into_iter().enumerate() {
-        // SAFETY: the caller answers for all parts.
-        unsafe { store_rounded(p.add(index * stride), part_of(a, part)) }
+    for (index, term) in LEFT.into_iter().enumerate() {
+        // SAFETY: the caller answers for all terms.
+        unsafe { store_rounded(p.add(index * stride), term_of(a, term)) }
     }
 }
 
@@ -484,8 +485,8 @@ type Operand = VI;
     unsafe { _mm512_dpbf16_ps(sum, std::mem::transmute::<VI, __m512bh>(left), std::mem::transmute::<VI, __m512bh>(right)) }
 }
 
-/// Rows `start..end` of a vector of tokens of E, `[row][PANEL]` f32, as right operand: for each strip and part words of two
-/// rows, `[row / 2][PANEL]`, with zeros up to the end of a strip. `start` is even. Where there is one part E may take the
+/// Rows `start..end` of a vector of tokens of E, `[row][PANEL]` f32, as right operand: for each strip and term words of two
+/// rows, `[row / 2][PANEL]`, with zeros up to the end of a strip. `start` is even. Where there is one term E may take the
 /// place of the rows: a row moves to where earlier ones were, so that consecutive ranges may be done one after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -496,8 +497,8 @@ pub unsafe fn pack_rows(tile: *const f32, start: usize, end: usize, e: *mut Pack
             let value = |row: usize| if row < end { load(tile.add(row * PANEL)) } else { splat(0.0) };
             let (first, second) = (value(row), value(row + 1));
             let e = e.add((row / PANEL * DEPTH + row % PANEL / 2) * PANEL);
-            for (index, part) in RIGHT.into_iter().enumerate() {
-                store_words(e.add(index * PANEL / 2 * PANEL).cast(), part_pairs(first, second, part));
+            for (index, term) in RIGHT.into_iter().enumerate() {
+                store_words(e.add(index * PANEL / 2 * PANEL).cast(), term_pairs(first, second, term));
             }
         }
     }
@@ -506,7 +507,7 @@ pub unsafe fn pack_rows(tile: *const f32, start: usize, end: usize, e: *mut Pack
 use vocabfuse_kernels::abi::Blocking;
 
 /// Packed elements of a strip of the inner dimension.
-pub const DEPTH: usize = PANEL / 2 * PARTS;
+pub const DEPTH: usize = PANEL / 2 * TERMS;
 const VECTORS: usize = PANEL / LANES;
 
 // E, then flags of tiles.

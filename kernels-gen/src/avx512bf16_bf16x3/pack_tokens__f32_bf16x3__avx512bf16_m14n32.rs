@@ -5,7 +5,7 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as pairs of bf16, for each strip of H and part `[h / 2][token]`: the streamed operand of the logits product.
+/// Rows of X as pairs of bf16, for each strip of H and term `[h / 2][token]`: the streamed operand of the logits product.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
     let x = args.x.cast::<Element>();
@@ -25,11 +25,11 @@ unsafe fn kernel(args: &PackTokens) {
             let out = args.out.cast::<u32>().add(first / PANEL * strips * DEPTH * PANEL + first % PANEL);
             for strip in 0..strips {
                 let width = PANEL.min(args.hidden - strip * PANEL);
-                for (index, part) in RIGHT.into_iter().enumerate() {
+                for (index, term) in RIGHT.into_iter().enumerate() {
                     // Row = token, word = pair; the transpose makes it row = pair, word = token.
                     let mut tile = [splat_i32(0); 16];
                     for (i, tile) in tile.iter_mut().enumerate() {
-                        *tile = load_part(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, part);
+                        *tile = load_term(rows[i].wrapping_add(strip * PANEL), if exists[i] { width } else { 0 }, term);
                     }
                     for (i, tile) in transpose(tile).into_iter().enumerate() {
                         store_words(out.add((strip * DEPTH + index * PANEL / 2 + i) * PANEL).cast(), tile);

@@ -6,7 +6,7 @@ use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
 /// Rows of W as left operand of both products of pass S, one after the other in the packed buffer: W for the logits,
-/// `[h / PANEL][row][part][PANEL]`, and, if wanted, its transpose for A += E W, `[row / PANEL][h][part][PANEL]`, both bf16.
+/// `[h / PANEL][row][term][PANEL]`, and, if wanted, its transpose for A += E W, `[row / PANEL][h][term][PANEL]`, both bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackVocabulary) {
     let w = args.w.cast::<Element>();
@@ -15,7 +15,7 @@ unsafe fn kernel(args: &PackVocabulary) {
     // SAFETY: the caller states the extents of W and of the packed buffer. A row that does not exist is loaded with
     // width 0, which touches nothing.
     unsafe {
-        let transposed = plain.wrapping_add(args.allocated_rows * hidden * PARTS);
+        let transposed = plain.wrapping_add(args.allocated_rows * hidden * TERMS);
         for first in (args.first_row..args.end_row).step_by(PANEL) {
             for strip in 0..hidden / PANEL {
                 let to = plain.add((strip * args.allocated_rows + first) * ROW);
@@ -25,14 +25,14 @@ unsafe fn kernel(args: &PackVocabulary) {
                     let width = if exists { PANEL.min(args.hidden - strip * PANEL) } else { 0 };
                     // Accesses a row apart are nothing that the hardware would foresee.
                     prefetch(source.wrapping_add((strip + 4) * PANEL).cast());
-                    for (index, part) in LEFT.into_iter().enumerate() {
-                        let words = load_part(source.wrapping_add(strip * PANEL), width, part);
+                    for (index, term) in LEFT.into_iter().enumerate() {
+                        let words = load_term(source.wrapping_add(strip * PANEL), width, term);
                         store_words(to.add(row * ROW + index * PANEL), words);
                     }
                 }
                 if args.transpose {
                     let transposed = transposed.add((first / PANEL * hidden + strip * PANEL) * ROW);
-                    for index in 0..PARTS {
+                    for index in 0..TERMS {
                         let (from, to) = (to.add(index * PANEL), transposed.add(index * PANEL));
                         transpose_half::<0>(from, to);
                         transpose_half::<1>(from, to.add(PANEL / 2 * ROW));
@@ -44,9 +44,9 @@ unsafe fn kernel(args: &PackVocabulary) {
 }
 
 /// Elements of a row of a strip.
-const ROW: usize = PARTS * PANEL;
+const ROW: usize = TERMS * PANEL;
 
-/// Half of the transpose of a part of a block of 32 rows of 32: of its columns from 16 HALF on.
+/// Half of the transpose of a term of a block of 32 rows of 32: of its columns from 16 HALF on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn transpose_half<const HALF: usize>(from: *const u16, to: *mut u16) {

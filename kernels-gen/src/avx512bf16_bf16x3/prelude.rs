@@ -50,7 +50,8 @@ pub fn exp2(a: V) -> V {
     for i in (0..5).rev() {
         p = mul_add(p, f, splat(EXP2[i]));
     }
-    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), _mm512_roundscale_ps::<8>(a))
+    // a - f is what was cut off, exactly, for one operation less than rounding again.
+    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), sub(a, f))
 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub fn above(a: V, reference: V) -> V {
@@ -416,18 +417,18 @@ pub fn transpose(mut r: [VI; 16]) -> [VI; 16] {
     r
 }
 
-// A factor is the sum of two bf16 numbers, high and low, and a product three of bf16: high high + low high + high low, made
-// side by side along the inner dimension. An infinite or NaN factor is all in its high part, and takes part in the first
-// product only: in the others it would meet zeros.
+// A factor is the sum of two bf16 numbers, high and low, and a product the sum of three terms, high high + low high + high
+// low, made one after the other along the inner dimension. An infinite or NaN factor is all in its high number and counts
+// in the first term only: in the others it would meet zeros.
 
 /// Element of X and W.
 pub type Element = f32;
-/// bf16 numbers that an element of an operand becomes.
-pub const PARTS: usize = 3;
+/// Products of bf16 that a product of two factors is the sum of, and elements of an operand that a factor becomes.
+pub const TERMS: usize = 3;
 
-/// A bf16 number that stands for a factor.
+/// The number by which a factor is represented in a term.
 #[derive(Clone, Copy)]
-pub enum Part {
+pub enum Term {
     /// The factor rounded, or cut off where it would become infinite.
     High,
     /// The same, zero for what is infinite or NaN.
@@ -436,57 +437,57 @@ pub enum Part {
     Low,
 }
 
-/// Parts of a left operand, in the order of the packed strip.
-pub const LEFT: [Part; PARTS] = [Part::High, Part::Low, Part::Finite];
-/// Parts of a right operand.
-pub const RIGHT: [Part; PARTS] = [Part::High, Part::Finite, Part::Low];
+/// Those of a left operand, in the order of the packed strip.
+pub const LEFT: [Term; TERMS] = [Term::High, Term::Low, Term::Finite];
+/// Those of a right operand.
+pub const RIGHT: [Term; TERMS] = [Term::High, Term::Finite, Term::Low];
 
-/// A part before it is rounded to bf16, which leaves high parts as they are.
+/// What a factor is in a term, before it is rounded to bf16; a high number stays as it is then.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn part_of(a: V, part: Part) -> V {
+fn term_of(a: V, term: Term) -> V {
     // SAFETY: the types are names for the same 32 bytes.
     let rounded = |a| unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(a)) };
     let finite = !_mm512_fpclass_ps_mask::<0x99>(a);
     // Of the smaller magnitude, with the sign of `a`.
     let bounded = _mm512_mask_range_ps::<2>(a, finite, a, splat(LARGEST_BF16));
     let high = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(rounded(bounded))));
-    match part {
-        Part::High => high,
-        Part::Finite => _mm512_maskz_mov_ps(finite, high),
-        Part::Low => _mm512_maskz_sub_ps(finite, a, high),
+    match term {
+        Term::High => high,
+        Term::Finite => _mm512_maskz_mov_ps(finite, high),
+        Term::Low => _mm512_maskz_sub_ps(finite, a, high),
     }
 }
 
 /// The largest finite bf16.
 const LARGEST_BF16: f32 = f32::from_bits(0x7f7f_0000);
 
-/// A part of the first `count` of 32 elements of X or W, then zeros; touches nothing behind them.
+/// The first `count` of 32 elements of X or W in a term, then zeros; touches nothing behind them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn load_part(p: *const Element, count: usize, part: Part) -> VI {
+pub unsafe fn load_term(p: *const Element, count: usize, term: Term) -> VI {
     let mask = |first: usize| if count >= first + LANES { !0 } else { (1u32 << count.saturating_sub(first)) as u16 - 1 };
     // SAFETY: masked lanes are not accessed; the types are names for the same 64 bytes.
     unsafe {
-        let half = |first: usize| part_of(_mm512_maskz_loadu_ps(mask(first), p.wrapping_add(first)), part);
+        let half = |first: usize| term_of(_mm512_maskz_loadu_ps(mask(first), p.wrapping_add(first)), term);
         std::mem::transmute::<__m512bh, VI>(_mm512_cvtne2ps_pbh(half(LANES), half(0)))
     }
 }
 
-/// A part of `a` and `b` in turn.
+/// `a` and `b` in a term, in turn.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub fn part_pairs(a: V, b: V, part: Part) -> VI {
-    pairs(part_of(a, part), part_of(b, part))
+pub fn term_pairs(a: V, b: V, term: Term) -> VI {
+    pairs(term_of(a, term), term_of(b, term))
 }
 
-/// 16 values as left operand; a part follows the one before after `stride` elements.
+/// 16 values as left operand; each term begins `stride` elements after the one before.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn store_left(p: *mut u16, stride: usize, a: V) {
-    for (index, part) in LEFT.into_iter().enumerate() {
-        // SAFETY: the caller answers for all parts.
-        unsafe { store_rounded(p.add(index * stride), part_of(a, part)) }
+    for (index, term) in LEFT.into_iter().enumerate() {
+        // SAFETY: the caller answers for all terms.
+        unsafe { store_rounded(p.add(index * stride), term_of(a, term)) }
     }
 }
 
@@ -508,8 +509,8 @@ type Operand = VI;
     unsafe { _mm512_dpbf16_ps(sum, std::mem::transmute::<VI, __m512bh>(left), std::mem::transmute::<VI, __m512bh>(right)) }
 }
 
-/// Rows `start..end` of a vector of tokens of E, `[row][PANEL]` f32, as right operand: for each strip and part words of two
-/// rows, `[row / 2][PANEL]`, with zeros up to the end of a strip. `start` is even. Where there is one part E may take the
+/// Rows `start..end` of a vector of tokens of E, `[row][PANEL]` f32, as right operand: for each strip and term words of two
+/// rows, `[row / 2][PANEL]`, with zeros up to the end of a strip. `start` is even. Where there is one term E may take the
 /// place of the rows: a row moves to where earlier ones were, so that consecutive ranges may be done one after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -520,8 +521,8 @@ pub unsafe fn pack_rows(tile: *const f32, start: usize, end: usize, e: *mut Pack
             let value = |row: usize| if row < end { load(tile.add(row * PANEL)) } else { splat(0.0) };
             let (first, second) = (value(row), value(row + 1));
             let e = e.add((row / PANEL * DEPTH + row % PANEL / 2) * PANEL);
-            for (index, part) in RIGHT.into_iter().enumerate() {
-                store_words(e.add(index * PANEL / 2 * PANEL).cast(), part_pairs(first, second, part));
+            for (index, term) in RIGHT.into_iter().enumerate() {
+                store_words(e.add(index * PANEL / 2 * PANEL).cast(), term_pairs(first, second, term));
             }
         }
     }
@@ -530,7 +531,7 @@ pub unsafe fn pack_rows(tile: *const f32, start: usize, end: usize, e: *mut Pack
 use vocabfuse_kernels::abi::Blocking;
 
 /// Packed elements of a strip of the inner dimension.
-pub const DEPTH: usize = PANEL / 2 * PARTS;
+pub const DEPTH: usize = PANEL / 2 * TERMS;
 const VECTORS: usize = PANEL / LANES;
 
 // Logits, E, then flags of tiles.
