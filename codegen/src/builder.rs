@@ -8,7 +8,8 @@ use crate::error::Error;
 use crate::loss::{CrossEntropyForm, Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
 use crate::operator::{self, LogitsForm, Operator};
-use crate::spec::{Dtype, KernelKind, KernelSpec, Place, Precision, Target, check_chunk};
+use crate::place::Place;
+use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -1,6 +1,7 @@
 //! What decides a kernel's text: everything, and nothing else does.
 
 use crate::error::SpecError;
+use crate::place::Place;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -318,23 +319,6 @@ pub const CHUNKS: std::ops::RangeInclusive<usize> = 512..=65536;
 /// [`SpecError::Chunk`] if it is no power of two in [`CHUNKS`].
 pub fn check_chunk(chunk: usize) -> Result<usize, SpecError> {
     if chunk.is_power_of_two() && CHUNKS.contains(&chunk) { Ok(chunk) } else { Err(SpecError::Chunk { chunk }) }
-}
-
-/// Where CPU kernels share a prelude and a module: a target and, where its products are not exact, their precision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// Machine.
-    pub target: Target,
-    /// See [`KernelSpec::precision`].
-    pub precision: Option<Precision>,
-}
-
-/// The name of the module: `amx`, `amx_bf16x3`.
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.target.as_str())?;
-        self.precision.map_or(Ok(()), |precision| write!(f, "_{precision}"))
-    }
 }
 
 /// Description of one kernel. Equal specifications give equal text.
