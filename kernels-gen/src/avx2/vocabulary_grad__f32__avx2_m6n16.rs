@@ -32,7 +32,7 @@ unsafe fn kernel(args: &VocabularyGrad) {
                 dw: args.dw,
                 dw_stride: args.dw_stride,
                 edge,
-                keep: std::ptr::null(),
+                lists: Lists::ALL,
             });
         }
     }

@@ -377,7 +377,9 @@ impl Cpu {
                 values,
                 references,
             };
-            match slices(walk.chunks(), walk.padded, walk.width) {
+            // A filter measures values against the mass so far, of which slices of the vocabulary see a little each.
+            let slices = if pass.filter.is_some() { 1 } else { slices(walk.chunks(), walk.padded, walk.width) };
+            match slices {
                 1 => walk.by_tokens(rows),
                 slices => walk.by_vocabulary(slices, rows),
             }
