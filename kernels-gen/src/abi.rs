@@ -50,6 +50,9 @@ pub struct Blocking {
     pub panels: usize,
     /// Panels of a block of pass T, at most [`MOST_GRAD_PANELS`].
     pub grad_panels: usize,
+    /// Blocks of X, a panel of tokens by a strip of H, that stay in L2 while rows of Q pass: with few tokens that is all
+    /// of H, and dW is read and written in its order.
+    pub grad_blocks: usize,
     /// Vocabulary rows of one call of `weight_grad`, a multiple of the row block: Q stays in L2.
     pub grad_rows: usize,
 }
@@ -147,7 +150,7 @@ pub struct PackVocabulary {
     pub out: *mut u8,
 }
 
-/// Tiles of tokens by vocabulary entries that the gradient filter has looked at.
+/// Tiles of tokens by vocabulary entries that the gradient filter has looked at: each the least that a product can leave out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TileCount {
     /// All of them.
@@ -268,7 +271,7 @@ pub struct WeightGrad {
     pub dw_stride: usize,
     /// Gradients of the column inputs in the order of the program, each from `first_column` on, added to; null skips.
     pub column_gradients: *const *mut f32,
-    /// Tiles of Q whose values are all at most this, for each token, are left out of dW.
+    /// Tiles of Q whose values are all at most this, for each token, are left out of dW; negative behind the last token.
     pub limits: *const f32,
     /// Counts tiles if there is a filter; null keeps all.
     pub filtered: *mut TileCount,

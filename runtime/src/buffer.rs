@@ -1,30 +1,53 @@
 //! Aligned buffers, and pointers into them for kernels that run on several threads.
 
+use crate::memory::Memory;
 use bytemuck::Pod;
 
 /// Alignment of buffers in bytes: a cache line.
 const LINE: usize = 64;
 /// What memory is allocated in. The allocator has zeroed memory at hand only for alignments up to this one's; beyond, it
 /// would write the zeros itself.
-type Unit = u128;
+pub(crate) type Unit = u128;
 
-/// Zeroed memory of plain numbers, aligned to a cache line.
+/// Memory of plain numbers, aligned to a cache line.
 pub(crate) struct Buffer<T> {
     units: Vec<Unit>,
     /// First unit that begins a line.
     first: usize,
     len: usize,
+    /// Who takes the memory back.
+    home: Option<Memory>,
     element: std::marker::PhantomData<T>,
 }
 
 impl<T: Pod> Buffer<T> {
+    /// Zeros.
     pub(crate) fn zeroed(len: usize) -> Buffer<T> {
-        let units = (len * size_of::<T>()).next_multiple_of(LINE) + LINE - size_of::<Unit>();
-        let mut units = bytemuck::allocation::zeroed_vec(units / size_of::<Unit>());
+        Buffer::in_region(Buffer::<T>::fresh(Buffer::<T>::units(len)), len, None)
+    }
+
+    /// Units that hold `len` elements wherever the first line begins.
+    pub(crate) fn units(len: usize) -> usize {
+        ((len * size_of::<T>()).next_multiple_of(LINE) + LINE) / size_of::<Unit>() - 1
+    }
+
+    /// Zeroed units.
+    pub(crate) fn fresh(units: usize) -> Vec<Unit> {
+        let mut units = bytemuck::allocation::zeroed_vec(units);
         prefer_huge_pages(&mut units);
+        units
+    }
+
+    /// The first `len` elements of a region that has room for them, which goes to `home` in the end.
+    pub(crate) fn in_region(units: Vec<Unit>, len: usize, home: Option<Memory>) -> Buffer<T> {
         let address = units.as_ptr().addr();
         let first = (address.next_multiple_of(LINE) - address) / size_of::<Unit>();
-        Buffer { units, first, len, element: std::marker::PhantomData }
+        Buffer { units, first, len, home, element: std::marker::PhantomData }
+    }
+
+    /// Another buffer from where this one is from, of any numbers.
+    pub(crate) fn another(&self, len: usize) -> Buffer<T> {
+        self.home.as_ref().map_or_else(|| Buffer::zeroed(len), |home| home.buffer(len))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -54,9 +77,17 @@ fn prefer_huge_pages(units: &mut [Unit]) {
 #[cfg(not(target_os = "linux"))]
 fn prefer_huge_pages(_: &mut [Unit]) {}
 
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if let Some(home) = self.home.take() {
+            home.give_back(std::mem::take(&mut self.units));
+        }
+    }
+}
+
 impl<T: Pod> Clone for Buffer<T> {
     fn clone(&self) -> Buffer<T> {
-        let mut copy = Buffer::zeroed(self.len);
+        let mut copy = self.another(self.len);
         copy.as_mut().copy_from_slice(self.as_ref());
         copy
     }

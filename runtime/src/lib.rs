@@ -22,6 +22,7 @@ mod layer;
 mod layout;
 mod loss;
 mod matrix;
+mod memory;
 mod operator;
 mod passes;
 mod policy;

@@ -54,6 +54,7 @@ impl Caches {
             vocabulary,
             panels: whole(self.l2 / 2, e_panel, 1),
             grad_panels,
+            grad_blocks: whole(self.l2 / 4, panel * panel * packed, 1),
             grad_rows: power(whole(self.l2 / 2, grad_panels * panel * packed, row_block)).clamp(32, 512),
         }
     }
@@ -124,11 +125,13 @@ mod tests {
                     assert!(b.panels == 1 || e <= caches.l2 / 2, "{target} {caches:?} {b:?}");
                     let q = b.grad_panels * g.panel * g.packed * b.grad_rows;
                     assert!(b.grad_rows == 32 || q <= caches.l2 / 2, "{target} {caches:?} {b:?}");
+                    assert!(b.grad_blocks * g.panel * g.panel * g.packed <= caches.l2 / 4, "{target} {caches:?} {b:?}");
                 }
             }
         }
         let zen4 = kib(32, 1024).blocking(&geometry("avx512", "f32"), 512, 1024);
-        let expected = Blocking { inner: 128, vocabulary: 256, panels: 8, grad_panels: 16, grad_rows: 256 };
+        let expected =
+            Blocking { inner: 128, vocabulary: 256, panels: 8, grad_panels: 16, grad_blocks: 64, grad_rows: 256 };
         assert_eq!(zen4, expected);
         let small = kib(32, 256).blocking(&geometry("avx2", "f32"), 512, 1024);
         assert_eq!((small.inner, small.panels, small.grad_rows), (256, 4, 128));

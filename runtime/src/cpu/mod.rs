@@ -11,6 +11,7 @@ mod s_pass;
 mod t_pass;
 mod tables;
 
+use crate::memory::Memory;
 use crate::{Error, Result};
 use cache::Caches;
 use family::Family;
@@ -19,13 +20,20 @@ use vocabfuse_codegen::Target;
 use vocabfuse_kernels::Registry;
 use vocabfuse_kernels::abi::{Blocking, Geometry};
 
-/// The processors of this machine. Clones share the threads.
-#[derive(Clone, Debug)]
+/// The processors of this machine. Clones share the threads, and the memory that is kept from step to step.
+#[derive(Clone)]
 pub struct Cpu {
     target: Target,
     registry: Arc<Registry>,
     pool: Arc<rayon::ThreadPool>,
     caches: Caches,
+    memory: Memory,
+}
+
+impl std::fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cpu({})", self.name())
+    }
 }
 
 impl Cpu {
@@ -80,7 +88,13 @@ impl Cpu {
             .build()
             .map_err(|e| Error::Device(format!("cannot start threads: {e}")))?;
         let caches = Caches::of_this_machine();
-        Ok(Cpu { target, registry: Arc::new(Registry::default()), pool: Arc::new(pool), caches })
+        Ok(Cpu {
+            target,
+            registry: Arc::new(Registry::default()),
+            pool: Arc::new(pool),
+            caches,
+            memory: Memory::default(),
+        })
     }
 
     /// The target.
@@ -98,11 +112,19 @@ impl Cpu {
         format!("cpu {} ({} threads)", self.target, self.threads())
     }
 
+    /// Gives the memory that is kept from step to step back to the system: at most what the passes had in use at a time.
+    pub fn release_memory(&self) {
+        self.memory.release();
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     pub(crate) fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// How much kernels take at a time.
     /// How much kernels take at a time, for a chunk and the padded H.
     pub(crate) fn blocking_of(&self, geometry: &Geometry, chunk: usize, width: usize) -> Blocking {
         self.caches.blocking(geometry, chunk, width)

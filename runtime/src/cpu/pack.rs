@@ -2,6 +2,7 @@
 
 use crate::Matrix;
 use crate::buffer::{Buffer, SharedPointer};
+use crate::memory::Memory;
 use rayon::prelude::*;
 use vocabfuse_kernels::abi::{self, Geometry};
 
@@ -12,6 +13,7 @@ pub(super) fn width(geometry: &Geometry, hidden: usize) -> usize {
 
 /// Packs the tokens `rows` with one of the packing kernels.
 pub(super) fn tokens(
+    memory: &Memory,
     geometry: &Geometry,
     kernel: unsafe fn(&abi::PackTokens),
     x: Matrix<'_>,
@@ -19,7 +21,7 @@ pub(super) fn tokens(
 ) -> Buffer<u8> {
     let panels = rows.len().div_ceil(geometry.panel);
     let bytes = panels * geometry.panel * width(geometry, x.columns()) * geometry.packed;
-    let mut packed = Buffer::<u8>::zeroed(bytes);
+    let mut packed: Buffer<u8> = memory.buffer(bytes);
     let out = packed.pointer();
     (0..panels).into_par_iter().for_each(|panel| {
         // SAFETY: rows are rows of X, the buffer holds `panels` panels, and each call writes its own.

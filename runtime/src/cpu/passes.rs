@@ -90,7 +90,7 @@ impl Passes for Cpu {
         save: bool,
     ) -> Result<(ShardRows, Option<Saved>)> {
         let mut rows = ShardRows::identity(kernels, pass.rows.len());
-        let mut saved = save.then(|| Saved::new(kernels, pass.rows.len(), pass.w.rows()));
+        let mut saved = save.then(|| Saved::new(self.memory(), kernels, pass.rows.len(), pass.w.rows()));
         let stages = if accumulate { Stages::All } else { Stages::Statistics };
         self.walk(kernels, pass, stages, &mut rows, saved.as_mut())?;
         if accumulate {

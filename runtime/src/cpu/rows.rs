@@ -102,10 +102,12 @@ impl ShardRows {
     pub(crate) fn block(&self, tokens: Range<usize>, panel: usize) -> ShardRows {
         let padded = tokens.len().next_multiple_of(panel);
         let copy = |from: &Buffer<f32>, stride: usize| {
-            let mut to = Buffer::zeroed(padded * stride);
+            let mut to = from.another(padded * stride);
             let start = tokens.start * stride;
             let end = (start + padded * stride).min(from.len());
-            to.as_mut()[..end - start].copy_from_slice(&from.as_ref()[start..end]);
+            let (copied, behind) = to.as_mut().split_at_mut(end - start);
+            copied.copy_from_slice(&from.as_ref()[start..end]);
+            behind.fill(0.0);
             to
         };
         ShardRows {

@@ -6,6 +6,7 @@ use super::family::{Family, ProgramInputs, Softmax, bind, column};
 use super::pack;
 use super::rows::{Product, ShardRows, TargetRows};
 use crate::buffer::{Buffer, SharedPointer};
+use crate::memory::Memory;
 use crate::passes::SPass;
 use crate::{Matrix, Result};
 use rayon::prelude::*;
@@ -35,25 +36,28 @@ impl Saved {
     }
 
     /// Room for the values of some tokens and columns.
-    pub(crate) fn new(family: &Family, tokens: usize, columns: usize) -> Saved {
+    pub(crate) fn new(memory: &Memory, family: &Family, tokens: usize, columns: usize) -> Saved {
         let padded = tokens.next_multiple_of(family.geometry.panel);
         let chunks = columns.div_ceil(family.chunk);
         Saved {
-            values: Buffer::zeroed(chunks * family.chunk * padded * family.dtype.size()),
-            references: Buffer::zeroed(chunks * padded),
+            values: memory.buffer(chunks * family.chunk * padded * family.dtype.size()),
+            references: memory.buffer(chunks * padded),
         }
     }
 }
 
-/// Most tokens whose vocabulary is shared by threads, most slices of it, and most bytes that their A may take.
-const FEW_TOKENS: usize = 256;
+/// Most panels of tokens whose vocabulary is shared by threads, most slices of it, and most bytes that their A may take.
+const FEW_PANELS: usize = 8;
 const MOST_SLICES: usize = 32;
 const SLICES_BYTES: usize = 8 << 20;
 
 /// Into how many slices with rows of their own the chunks are cut: a matter of sizes alone, since results depend on it.
-fn slices(chunks: usize, padded_tokens: usize, width: usize) -> usize {
-    let room = SLICES_BYTES / (padded_tokens * width * 4).max(1);
-    if padded_tokens > FEW_TOKENS || room < 2 { 1 } else { chunks.clamp(1, MOST_SLICES.min(room)) }
+///
+/// Clearing, unpacking and merging A of a slice take about half the time of one chunk; the more panels, the less is there
+/// to be gained by slices.
+fn slices(chunks: usize, panels: usize, panel_bytes: usize) -> usize {
+    let room = SLICES_BYTES / (panels * panel_bytes).max(1);
+    if panels == 0 || panels > FEW_PANELS { 1 } else { (chunks / (1 + panels)).min(MOST_SLICES).min(room).max(1) }
 }
 
 /// Near-equal parts of a range.
@@ -69,7 +73,7 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
     let panels = cpu.blocking(family, hidden).panels.min(padded / geometry.panel);
     let scratch = (geometry.softmax_scratch)(family.chunk, panels);
     let chunk = family.chunk * width * (geometry.packed + geometry.packed_transpose);
-    let slices = slices(columns.div_ceil(family.chunk), padded, width);
+    let slices = slices(columns.div_ceil(family.chunk), padded / geometry.panel, geometry.panel * width * 4);
     let packed = if slices > 1 { chunk * cpu.threads() } else { chunk };
     let a = padded * width * 4 * if slices > 1 { slices + 1 } else { 1 };
     padded * width * geometry.packed + a + tokens * hidden * family.dtype.size() + packed + scratch * cpu.threads()
@@ -78,6 +82,7 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
 /// What is the same in all calls of the kernel.
 struct Walk<'a> {
     family: &'a Family,
+    memory: &'a Memory,
     softmax: Softmax,
     pass: &'a SPass<'a>,
     inputs: &'a ProgramInputs,
@@ -195,7 +200,7 @@ impl Walk<'_> {
         let blocks = (panels.div_ceil(self.blocking.panels).next_multiple_of(threads)).clamp(1, panels.max(1));
         let largest = panels.div_ceil(blocks).min(self.blocking.panels);
         let scratch = self.scratch(threads, largest, 0);
-        let mut w = Buffer::<u8>::zeroed(self.packed_chunk());
+        let mut w: Buffer<u8> = self.memory.buffer(self.packed_chunk());
         let (mut state, a) = self.room(rows);
         let place = Place { state: SharedPointer(state.as_mut_ptr()), a };
         let w = w.pointer();
@@ -262,7 +267,7 @@ impl Walk<'_> {
     /// Pointers to the state, and A if it is wanted.
     fn room(&self, rows: &mut ShardRows) -> (Vec<*mut f32>, SharedPointer<f32>) {
         if self.accumulates() {
-            rows.a = Some(Buffer::zeroed(self.padded * self.width));
+            rows.a = Some(self.memory.zeroed(self.padded * self.width));
             rows.a_stride = self.width;
         }
         let a = rows.a.as_mut().map_or(SharedPointer(ptr::null_mut()), Buffer::pointer);
@@ -271,7 +276,8 @@ impl Walk<'_> {
 
     fn scratch(&self, threads: usize, panels: usize, w: usize) -> Vec<Mutex<Scratch>> {
         let kernel = (self.family.geometry.softmax_scratch)(self.family.chunk, panels);
-        (0..threads).map(|_| Mutex::new(Scratch { kernel: Buffer::zeroed(kernel), w: Buffer::zeroed(w) })).collect()
+        let scratch = || Scratch { kernel: self.memory.buffer(kernel), w: self.memory.buffer(w) };
+        (0..threads).map(|_| Mutex::new(scratch())).collect()
     }
 
     /// A as plain rows, where kernels lay it out otherwise.
@@ -279,7 +285,7 @@ impl Walk<'_> {
         let (Some(unpack), Some(a)) = (self.family.unpack_accumulator, &mut rows.a) else { return };
         let a = a.pointer();
         (0..self.panels()).into_par_iter().for_each(|panel| {
-            let mut scratch = Buffer::<u8>::zeroed(self.family.geometry.panel * self.width * 4);
+            let mut scratch: Buffer<u8> = self.memory.buffer(self.family.geometry.panel * self.width * 4);
             // SAFETY: the call owns its panel of A and its scratch.
             unsafe {
                 unpack(&abi::UnpackAccumulator {
@@ -309,7 +315,7 @@ impl Cpu {
         x: Matrix<'_>,
         rows: &[u32],
     ) -> Buffer<u8> {
-        pack::tokens(&family.geometry, kernel, x, rows)
+        pack::tokens(self.memory(), &family.geometry, kernel, x, rows)
     }
 
     /// Logits, statistics and (unless `stages` leaves it out) A of one shard, into `rows`; saves if `saved` is given.
@@ -366,6 +372,7 @@ impl Cpu {
             };
             let walk = Walk {
                 family,
+                memory: self.memory(),
                 softmax,
                 pass,
                 inputs: &inputs,
@@ -378,7 +385,10 @@ impl Cpu {
                 references,
             };
             // A filter measures values against the mass so far, of which slices of the vocabulary see a little each.
-            let slices = if pass.filter.is_some() { 1 } else { slices(walk.chunks(), walk.padded, walk.width) };
+            let slices = match pass.filter {
+                Some(_) => 1,
+                None => slices(walk.chunks(), walk.panels(), family.geometry.panel * walk.width * 4),
+            };
             match slices {
                 1 => walk.by_tokens(rows),
                 slices => walk.by_vocabulary(slices, rows),
@@ -420,9 +430,10 @@ mod tests {
 
     #[test]
     fn slices_depend_on_sizes_and_stay_small() {
-        assert_eq!(slices(64, 32, 1024), 32);
-        assert_eq!(slices(64, 64, 4096), 8);
-        assert_eq!((slices(1, 32, 64), slices(0, 32, 64), slices(64, 1024, 64)), (1, 1, 1));
+        let kib = 1 << 10;
+        assert_eq!((slices(64, 1, 128 * kib), slices(64, 2, 128 * kib), slices(64, 8, 128 * kib)), (32, 21, 7));
+        assert_eq!((slices(400, 1, 128 * kib), slices(64, 2, 512 * kib), slices(640, 4, 2048 * kib)), (32, 8, 1));
+        assert_eq!((slices(1, 1, kib), slices(0, 1, kib), slices(64, 9, kib), slices(64, 0, kib)), (1, 1, 1, 1));
         let parts: Vec<_> = (0..4).map(|i| part(10, 4, i)).collect();
         assert_eq!(parts, [0..3, 3..6, 6..8, 8..10]);
     }

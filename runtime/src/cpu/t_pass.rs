@@ -117,9 +117,9 @@ impl Cpu {
         let packed = if recompute { rows * width * geometry.packed } else { 0 };
         let sums = if dw.dtype() == Dtype::F32 { 0 } else { rows * hidden };
         let scratch = || Scratch {
-            kernel: Buffer::zeroed((geometry.grad_scratch)(&blocking)),
-            w: Buffer::zeroed(packed),
-            sums: Buffer::zeroed(sums),
+            kernel: self.memory().buffer((geometry.grad_scratch)(&blocking)),
+            w: self.memory().buffer(packed),
+            sums: self.memory().buffer(sums),
         };
         let scratch: Vec<Mutex<Scratch>> =
             (0..self.pool().current_num_threads()).map(|_| Mutex::new(scratch())).collect();

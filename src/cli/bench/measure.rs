@@ -64,14 +64,17 @@ pub fn measure<D: Device>(setting: &Setting<'_, D>) -> Result<Measured> {
     let mut dw = room("--vocab", data.vocab * data.hidden)?;
     let output_bytes = (data.tokens + data.vocab) * data.hidden * size_of::<f32>();
 
-    let mut last = round(setting, &layer, &comm, &mut dw)?;
-    let (mut times, mut host_times) = (vec![], vec![]);
+    // Before the first round: a CPU keeps its memory from then on.
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
+    let mut last = round(setting, &layer, &comm, &mut dw)?;
+    let (mut times, mut host_times) = (vec![], vec![]);
     if let Some(gpu) = gpu {
         gpu.take_peak_bytes();
     }
     for _ in 0..setting.rounds {
+        // The results of a round are not there in the next one.
+        (last.lse, last.dx) = Default::default();
         // Pass T adds: what is checked has to be the sum of one round.
         dw.fill(0.0);
         last = round(setting, &layer, &comm, &mut dw)?;
@@ -81,7 +84,7 @@ pub fn measure<D: Device>(setting: &Setting<'_, D>) -> Result<Measured> {
     let peak_bytes = match gpu {
         // The device holds copies of x and w.
         Some(gpu) => gpu.take_peak_bytes().saturating_sub(data.input_bytes()),
-        // dW was there before the rounds, as was the dX of another round during each of them.
+        // dW was there before the rounds.
         None => (MEMORY.peak_usage() + dw.len() * size_of::<f32>()).saturating_sub(before),
     };
     let Round { events, saved, filtered, kernels, lse, dx, .. } = last;

@@ -79,8 +79,9 @@ impl Cpu {
             let wants = |i: usize| wanted[i].any();
             let both = wanted.len() > 1 && wants(0) && wants(1);
             // Q takes the place of its own logits, but for the first of two, whose logits the second needs.
+            // Zeros, since products take whole strips of the last columns and multiply what is behind them by zero.
             let mut tiles: Vec<Buffer<f32>> =
-                (0..wanted.len() + usize::from(both)).map(|_| Buffer::zeroed(room)).collect();
+                (0..wanted.len() + usize::from(both)).map(|_| self.memory().zeroed(room)).collect();
             let pointers: Vec<SharedPointer<f32>> = tiles.iter_mut().map(Buffer::pointer).collect();
             let mut targets = vec![];
             for (i, wanted) in wanted.iter_mut().enumerate().filter(|(_, wanted)| wanted.any()) {
@@ -133,7 +134,7 @@ impl Target {
             columns: bind(kernel, kernel.bindings.columns, |_| None)?,
         };
         let padded = job.rows.len().next_multiple_of(kernels.host.panel);
-        let a = operands.linear().filter(|_| wanted.dx).map(|linear| Buffer::zeroed(padded * linear.width));
+        let a = operands.linear().filter(|_| wanted.dx).map(|l| operands.memory.zeroed(padded * l.width));
         let pointer =
             |out: &mut Option<&mut [f32]>| SharedPointer(out.as_mut().map_or(ptr::null_mut(), |out| out.as_mut_ptr()));
         let owned = wanted.dlogits.as_ref().map_or(0, |d| d.len().checked_div(of.tokens()).unwrap_or(0));
@@ -171,7 +172,7 @@ impl<'a> Pass<'a> {
         // Column sums need no scratch, but kernels may look for it.
         let bytes = operands.iter().filter_map(Operands::linear).map(bytes).max().unwrap_or(64);
         let selected = 2 * job.selection.slots * panel;
-        let scratch = || Scratch { products: Buffer::zeroed(bytes), selected: Buffer::zeroed(selected) };
+        let scratch = || Scratch { products: cpu.memory().buffer(bytes), selected: Buffer::zeroed(selected) };
         Pass {
             kernels,
             job,
@@ -331,8 +332,8 @@ fn unpack(linear: &Linear<'_>, mut a: Buffer<f32>, tokens: usize, panel: usize) 
     if let Some(unpack) = linear.products.unpack_accumulator {
         let pointer = a.pointer();
         (0..tokens.div_ceil(panel)).into_par_iter().for_each(|first_panel| {
-            let mut scratch = Buffer::<u8>::zeroed(panel * linear.width * 4);
-            let scratch = scratch.as_mut().as_mut_ptr();
+            let mut scratch = a.another(panel * linear.width);
+            let scratch = scratch.as_mut().as_mut_ptr().cast();
             // SAFETY: the call owns its panel of A and its scratch.
             unsafe {
                 unpack(&abi::UnpackAccumulator {

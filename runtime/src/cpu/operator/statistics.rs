@@ -76,7 +76,7 @@ impl<'a> Pass<'a> {
         let panels = job.rows.len().div_ceil(panel);
         let group = group(cpu, operands, panels);
         let elements = job.distributions.len() * group * stride(panel);
-        let tiles = (0..cpu.pool().current_num_threads()).map(|_| Mutex::new(Buffer::zeroed(elements))).collect();
+        let tiles = (0..cpu.pool().current_num_threads()).map(|_| Mutex::new(cpu.memory().buffer(elements))).collect();
         Pass { kernels, job, inputs, panels, group, state: Pointers::new(job, panel, state), tiles }
     }
 

@@ -6,6 +6,7 @@ use super::super::pack;
 use super::CHUNK;
 use super::kernels::{InputKernels, OperatorKernels, Products};
 use crate::buffer::{Buffer, SharedPointer};
+use crate::memory::Memory;
 use crate::operator::{Distribution, RowJob, Source};
 use crate::{Dtype, Matrix, Result};
 use half::{bf16, f16};
@@ -14,6 +15,7 @@ use vocabfuse_kernels::abi::{self, Blocking, Place};
 
 /// The operands of one distribution: what its tiles are made from, chunk by chunk.
 pub(super) struct Operands<'a> {
+    pub(super) memory: Memory,
     kernels: &'a InputKernels,
     distribution: Distribution<'a>,
     rows: &'a [u32],
@@ -97,14 +99,14 @@ impl<'a> Operands<'a> {
                     width,
                     blocking: cpu.blocking_of(&products.geometry, CHUNK, width),
                     weight,
-                    x: pack::tokens(&products.geometry, products.pack_tokens, x, rows),
-                    w: Buffer::zeroed(pack::vocabulary_bytes(&products.geometry, CHUNK, width)),
+                    x: pack::tokens(cpu.memory(), &products.geometry, products.pack_tokens, x, rows),
+                    w: cpu.memory().buffer(pack::vocabulary_bytes(&products.geometry, CHUNK, width)),
                 })
             }
             _ => None,
         };
         let panel = kernel.geometry.panel;
-        Ok(Operands { kernels, distribution, rows, panel, options, linear })
+        Ok(Operands { memory: cpu.memory().clone(), kernels, distribution, rows, panel, options, linear })
     }
 
     /// What products need besides.
@@ -116,7 +118,7 @@ impl<'a> Operands<'a> {
     pub(super) fn x_grad(&self) -> Buffer<u8> {
         match (&self.linear, self.distribution.source) {
             (Some(linear), Source::Linear { x, .. }) => {
-                pack::tokens(&linear.products.geometry, linear.products.pack_tokens_grad, x, self.rows)
+                pack::tokens(&self.memory, &linear.products.geometry, linear.products.pack_tokens_grad, x, self.rows)
             }
             _ => Buffer::zeroed(0),
         }
