@@ -7,12 +7,9 @@ use vocabfuse_runtime::{Algorithm, Cpu, CrossEntropy, Dtype, OutputLayer, Policy
 
 const THRESHOLD: f32 = 1e-3;
 
-/// So many tokens that threads share them: with fewer they share the vocabulary, unless there is a filter.
-const TOKENS: usize = 290;
-
 /// Rows with unlikely stretches, over two ranks.
 fn case(policy: Policy, dtype: Dtype) -> Case {
-    let base = Case::new(TOKENS, 40, 1500);
+    let base = Case::new(70, 40, 1500);
     let loss = CrossEntropy { logit_scale: 1.5, ..CrossEntropy::default() };
     Case { bounds: vec![0, 1000, 1500], dtype, policy, spread: 4.0, bias: true, upstream: true, loss, ..base }
 }
@@ -76,9 +73,9 @@ fn what_is_left_out_is_bounded() {
         let all = run(cpu, case, &tensors).unwrap();
         let kept = run(cpu, &filtered(case, THRESHOLD), &tensors).unwrap();
         let what = format!("{} {case:?}", cpu.name());
-        // 9 panels of 32 tokens that count by 47 strips of 32 columns is the coarsest grid.
+        // 2 panels of 32 tokens that count by 47 strips of 32 columns is the coarsest grid.
         let [dx, dw] = kept.filtered;
-        assert!(dx.tiles >= 9 * 47 && dw.tiles >= 9 * 47, "{what}: {dx:?} {dw:?}");
+        assert!(dx.tiles >= 2 * 47 && dw.tiles >= 2 * 47, "{what}: {dx:?} {dw:?}");
         assert!(dw.skipped > 0 && dw.skipped < dw.tiles, "{what}: {dw:?}");
         // Saved values are measured against the sums of all ranks, others against what a rank has seen.
         if case.policy.algorithm == Algorithm::One && case.policy.save == Save::Yes {
@@ -95,31 +92,33 @@ fn what_is_left_out_is_bounded() {
     });
 }
 
-/// A tile is one step of a product: where some columns of each 32 are likely, whole strips have nothing to leave out.
 #[test]
 fn tiles_are_as_fine_as_the_products() {
     for cpu in devices(2) {
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            let case = filtered(&case(Policy::default(), dtype), THRESHOLD);
+            let case = Case { spread: 0.1, ..filtered(&case(Policy::default(), dtype), THRESHOLD) };
             let mut tensors = Tensors::random(&case);
             for (column, bias) in tensors.bias.iter_mut().flatten().enumerate() {
                 *bias = if column % 8 == 0 { 12.0 } else { -12.0 };
             }
             let [dx, dw] = run(&cpu, &case, &tensors).unwrap().filtered;
-            // Steps of bf16 pairs are two columns; rows of a tile of dW are several, one of which is likely.
-            let most = if dtype == Dtype::Bf16 && cpu.target() == Target::Avx512Bf16 { 0.75 } else { 0.875 };
-            assert!(dx.share() > most - 0.2 && dx.share() <= most, "{}: {dx:?}", cpu.name());
-            assert!(dw.share() < 0.6, "{}: {dw:?}", cpu.name());
+            let what = format!("{} {dtype}: {dx:?} {dw:?}", cpu.name());
+            // One of eight columns, or a pair with one, is likely for every token.
+            let pairs = dtype == Dtype::Bf16 && cpu.target() == Target::Avx512Bf16;
+            assert!((dx.share() - if pairs { 0.75 } else { 0.875 }).abs() < 0.01, "{what}");
+            // So is one of the rows of most tiles of dW.
+            let scalar = cpu.target() == Target::Scalar;
+            assert!((dw.share() > 0.0) == (cpu.target() == Target::Avx2 || scalar) && dw.share() < 0.6, "{what}");
         }
     }
 }
 
+/// Without a filter threads share the vocabulary of so few tokens.
 #[test]
 fn few_tokens_have_a_filter() {
-    for cpu in devices(2).into_iter().chain(amx(2)) {
-        let dtype = if cpu.target() == Target::Amx { Dtype::Bf16 } else { Dtype::F32 };
-        let case = case(Policy::default(), dtype);
-        let case = Case { tokens: 70, ..case };
+    for cpu in devices(2) {
+        let case = case(Policy { chunk: Some(512), ..Policy::default() }, Dtype::F32);
+        let case = Case { tokens: 8, vocab: 6000, bounds: vec![0, 4000, 6000], ..case };
         let tensors = tensors(&case);
         let all = run(&cpu, &case, &tensors).unwrap().out;
         let kept = run(&cpu, &filtered(&case, THRESHOLD), &tensors).unwrap();
