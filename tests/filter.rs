@@ -135,11 +135,13 @@ fn few_tokens_have_a_filter() {
 #[test]
 fn a_threshold_that_nothing_is_under_changes_nothing() {
     everywhere(|cpu, case| {
-        // Derivatives of zero would be left out, rightly: nothing is so unlikely here.
+        // Derivatives of zero are left out, rightly: nothing is so unlikely here, but what f16 cannot save.
         let tensors = Tensors::random(case);
         let all = run(cpu, case, &tensors).unwrap();
         let kept = run(cpu, &filtered(case, f32::MIN_POSITIVE), &tensors).unwrap();
-        assert_eq!(kept.filtered.map(|f| f.skipped), [0, 0], "{} {case:?}", cpu.name());
+        if !(case.dtype == Dtype::F16 && case.policy.save == Save::Yes) {
+            assert_eq!(kept.filtered.map(|f| f.skipped), [0, 0], "{} {case:?}", cpu.name());
+        }
         assert!(same(&all.out.dx, &kept.out.dx) && same(&all.out.dw, &kept.out.dw), "{} {case:?}", cpu.name());
     });
 }

@@ -154,7 +154,8 @@ impl Report {
         let last = steps.last();
         let end = &steps[steps.len() - steps.len().div_ceil(10)..];
         let before = args.filter_from.min(steps.len());
-        let unfiltered = before.checked_sub(end.len()).filter(|_| args.filter_from > 0).map(|from| &steps[from..before]);
+        let unfiltered =
+            before.checked_sub(end.len()).filter(|_| args.filter_from > 0).map(|from| &steps[from..before]);
         Report {
             steps: steps.len(),
             loss_first: steps.first().map_or(f64::NAN, |s| s.loss),
@@ -183,9 +184,10 @@ impl Report {
             format!("barriers a microbatch: {}", self.barriers_per_microbatch),
             format!("{:.1} ms a step, plain {:.1} ms", self.ms_per_step, self.reference_ms_per_step),
         ];
-        for (when, passes) in
-            [("the steps before the filter", self.passes_ms_unfiltered), ("the last tenth", Some(self.passes_ms_at_end))]
-        {
+        for (when, passes) in [
+            ("the steps before the filter", self.passes_ms_unfiltered),
+            ("the last tenth", Some(self.passes_ms_at_end)),
+        ] {
             if let Some([s, c1, t]) = passes {
                 lines.push(format!("passes S, C1 and T in {when}: {s:.2}, {c1:.2} and {t:.2} ms a step"));
             }
