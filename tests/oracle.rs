@@ -91,6 +91,20 @@ proptest! {
 }
 
 #[test]
+fn amx_slices_agree_with_the_reference() {
+    let Some(cpu) = amx(2) else { return };
+    // More of H than one product takes and than stays near, with one block of the vocabulary and with some; more tokens than
+    // one block of pass T.
+    for (tokens, hidden, vocab) in [(33, 520, 20), (70, 1056, 330), (1030, 40, 70)] {
+        for save in [Save::Yes, Save::No] {
+            let policy = Policy { save, chunk: Some(512), ..Policy::default() };
+            let case = Case { dtype: Dtype::Bf16, bias: true, policy, ..Case::new(tokens, hidden, vocab) };
+            agrees(&cpu, &case).unwrap();
+        }
+    }
+}
+
+#[test]
 fn threads_do_not_change_a_bit() {
     // Few tokens share the vocabulary, in slices; many share their panels.
     for tokens in [1, 33, 64, 200, 330] {

@@ -26,6 +26,7 @@ unsafe fn kernel(args: &RawLogits) {
                     x: x.add(panel * PANEL * hidden),
                     next_x: x.add(next * PANEL * hidden),
                     out: args.out.add(panel * args.stride + row * PANEL),
+                    parts: 0,
                 };
                 logits(&product, |_| {});
             }

@@ -5,6 +5,8 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
+use std::hint::assert_unchecked;
+
 const CHUNK: usize = 512;
 /// A row keeps its reference until a logit exceeds it by this much (log2 units).
 const WINDOW: f32 = 20.0;
@@ -78,6 +80,7 @@ unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start
     let strips = hidden / PANEL;
     let end = args.columns.min(start + VOCABULARY_BLOCK);
     let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
+    let mut softmax = Softmax::done();
     for row in (start..end).step_by(resident) {
         for panel in 0..panels {
             let next = if panel + 1 < panels { panel + 1 } else { 0 };
@@ -92,24 +95,28 @@ unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start
                     x: x.add(panel * PANEL * hidden),
                     next_x: x.add(next * PANEL * hidden),
                     out: tile,
+                    parts: SOFTMAX_PARTS,
                 };
-                let mut softmax = Softmax::done();
                 logits(&product, |work| match work {
-                    Work::Start(block, y) => softmax = Softmax::new(first + panel, row + block * PANEL, y, e_panel),
-                    Work::Step => step(args, &mut softmax),
-                    Work::Finish => {
-                        while !softmax.is_done() {
-                            step(args, &mut softmax);
-                        }
+                    Work::Start(block) => {
+                        softmax = Softmax::new(first + panel, row + block * PANEL, tile.add(block * BLOCK), e_panel);
                     }
+                    Work::Step => step(args, &mut softmax),
                 });
             }
         }
     }
+    while !softmax.is_done() {
+        // SAFETY: as for `kernel`.
+        unsafe { step(args, &mut softmax) }
+    }
 }
 
+/// Parts of the work on a block: for a vector of tokens one more, its references.
+const SOFTMAX_PARTS: usize = BLOCK_PARTS + PANEL / LANES;
+
 /// Statistics and E of one block of logits, the columns from `row` of the chunk and one panel, under way: first the
-/// references of a vector of tokens, then their columns two by two, then the same for the next vector.
+/// references of a vector of tokens, then their columns part by part, then the same for the next vector.
 struct Softmax {
     panel: usize,
     row: usize,
@@ -118,7 +125,7 @@ struct Softmax {
     e: *mut u16,
     /// Vector of tokens at work; none is left at `PANEL`.
     lane: usize,
-    /// What is next: the references if 0, else the columns from 2 (next - 1).
+    /// What is next: the references if 0, else the columns from (next - 1) PART_ROWS.
     next: usize,
     reference: V,
     /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
@@ -147,7 +154,7 @@ impl Softmax {
     }
 }
 
-/// The next step, if there is one: at most `WORK_STEPS` for a block.
+/// The next step, if there is one: at most `SOFTMAX_PARTS` for a block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
@@ -156,13 +163,16 @@ unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
         if softmax.is_done() {
             return;
         }
-        if softmax.next == 0 {
-            references(args, softmax);
-        } else {
-            columns(args, softmax, 2 * (softmax.next - 1));
+        let end = softmax.row + PANEL;
+        let whole = end <= args.columns && args.first_column + end <= args.inputs.classes as usize;
+        match (softmax.next.checked_sub(1), whole) {
+            (None, false) => references::<false>(args, softmax),
+            (None, true) => references::<true>(args, softmax),
+            (Some(part), false) => columns::<false>(args, softmax, part * PART_ROWS),
+            (Some(part), true) => columns::<true>(args, softmax, part * PART_ROWS),
         }
         softmax.next += 1;
-        if softmax.next > PANEL / 2 {
+        if softmax.next > PANEL / PART_ROWS {
             totals(args, softmax);
             softmax.lane += LANES;
             softmax.next = 0;
@@ -173,10 +183,10 @@ unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
 /// The reference of a vector of tokens, raised if the block needs it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
+unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax) {
     let inputs = args.inputs;
     let Softmax { panel, row, logits, e, lane, .. } = *softmax;
-    let rows = PANEL.min(args.columns - row);
+    let rows = if WHOLE { PANEL } else { PANEL.min(args.columns - row) };
     // SAFETY: as for `kernel`.
     unsafe {
         let token = panel * PANEL + lane;
@@ -187,6 +197,7 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
             let logit = load(logits.add(i * PANEL + lane));
             let m2 = inputs.column(0, column);
             let m19 = column;
@@ -218,14 +229,15 @@ unsafe fn references(args: &LogitsSoftmax, softmax: &mut Softmax) {
     }
 }
 
-/// E and sums of two columns of a vector of tokens.
-#[inline]
+/// E and sums of `PART_ROWS` columns of a vector of tokens, those from `first`.
+// A function of its own, so that it has all registers.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
+unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax, first: usize) {
     let inputs = args.inputs;
     let Softmax { panel, row, logits, e, lane, reference, .. } = *softmax;
-    let rows = PANEL.min(args.columns - row);
-    // SAFETY: as for `kernel`.
+    let rows = if WHOLE { PANEL } else { PANEL.min(args.columns - row) };
+    // SAFETY: as for `kernel`. Of a whole block all columns exist.
     unsafe {
         let token = panel * PANEL + lane;
         let half = lane / LANES * (BLOCK / 2);
@@ -238,10 +250,13 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
+        // Written out, so that what the columns have in common is done once; they are stored when all are there.
+        const { assert!(PART_ROWS == 4) }
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
-        let e0 = if i + 0 < rows {
-            let column = (args.first_column + row + i + 0) as i32;
-            let logit = load(logits.add((i + 0) * PANEL + lane));
+        let e0 = if WHOLE || first + 0 < rows {
+            let column = (args.first_column + row + first + 0) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
+            let logit = load(logits.add((first + 0) * PANEL + lane));
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
@@ -273,9 +288,10 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
             splat(0.0)
         };
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
-        let e1 = if i + 1 < rows {
-            let column = (args.first_column + row + i + 1) as i32;
-            let logit = load(logits.add((i + 1) * PANEL + lane));
+        let e1 = if WHOLE || first + 1 < rows {
+            let column = (args.first_column + row + first + 1) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
+            let logit = load(logits.add((first + 1) * PANEL + lane));
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
@@ -306,13 +322,84 @@ unsafe fn columns(args: &LogitsSoftmax, softmax: &mut Softmax, i: usize) {
         } else {
             splat(0.0)
         };
-        let words = pairs(e0, e1);
-        if !e.is_null() {
-            store_words(e.add(row % VOCABULARY_BLOCK * PANEL + half + i * LANES), words);
-        }
-        if !saved.is_null() {
-            // Read again only after everything else has gone through the caches.
-            _mm512_stream_si512(saved.add(half + i * LANES).cast(), words);
+        // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
+        let e2 = if WHOLE || first + 2 < rows {
+            let column = (args.first_column + row + first + 2) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
+            let logit = load(logits.add((first + 2) * PANEL + lane));
+            let w2 = inputs.column(0, column);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
+            let w0 = logit;
+            let w3 = mul_add(w0, splat(w1), splat(w2));
+            let w5 = div(w3, splat(w4));
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w33 = select(w25, w18, splat(0.0f32));
+            let w35 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w33);
+            w35
+        } else {
+            splat(0.0)
+        };
+        // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
+        let e3 = if WHOLE || first + 3 < rows {
+            let column = (args.first_column + row + first + 3) as i32;
+            assert_unchecked(!WHOLE || column < inputs.classes);
+            let logit = load(logits.add((first + 3) * PANEL + lane));
+            let w2 = inputs.column(0, column);
+            let w19 = column;
+            let w21 = scalar_ops::lt_i32(w19, w20);
+            let w0 = logit;
+            let w3 = mul_add(w0, splat(w1), splat(w2));
+            let w5 = div(w3, splat(w4));
+            let w6 = neg(w5);
+            let w7 = maximum(w5, w6);
+            let w9 = mul(w7, splat(-2.0f32));
+            let w10 = exp(w9);
+            let w11 = tanh(w5);
+            let w12 = mul(w11, splat(w4));
+            let w14 = mul(w10, splat(4.0f32));
+            let w16 = add(w10, splat(1.0f32));
+            let w17 = mul(w16, w16);
+            let w18 = div(w14, w17);
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w33 = select(w25, w18, splat(0.0f32));
+            let w35 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w33);
+            w35
+        } else {
+            splat(0.0)
+        };
+        for (words, i) in [(pairs(e0, e1), first), (pairs(e2, e3), first + 2)] {
+            if !e.is_null() {
+                store_words(e.add(row % VOCABULARY_BLOCK * PANEL + half + i * LANES), words);
+            }
+            if !saved.is_null() {
+                // Read again only after everything else has gone through the caches.
+                _mm512_stream_si512(saved.add(half + i * LANES).cast(), words);
+            }
         }
         softmax.parts[0] = part1;
         softmax.parts[1] = part2;

@@ -52,7 +52,8 @@ pub fn exp2(a: V) -> V {
     for i in (0..5).rev() {
         p = mul_add(p, f, splat(EXP2[i]));
     }
-    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), _mm512_roundscale_ps::<8>(a))
+    // a - f is what was cut off, exactly, for one operation less than rounding again.
+    _mm512_scalef_ps(mul_add(p, f, splat(1.0)), sub(a, f))
 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub fn above(a: V, reference: V) -> V {
@@ -545,6 +546,69 @@ pub unsafe fn product_keeping_right(p: &Product) {
     }
 }
 
+/// The same with `parts` calls of `work` spread evenly over the steps, so that vectors and tiles are busy at the same time.
+/// All of them are made before the result is stored.
+///
+/// # Safety
+/// As for `product_keeping_right`; the work uses no tiles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn product_keeping_right_beside(p: &Product, parts: usize, mut work: impl FnMut()) {
+    // SAFETY: the caller answers for operands and result; prefetches do not fault. The sums stay in tmm0 to tmm3 from one
+    // block to the next: the compiler emits AMX instructions for AMX intrinsics only, of which there are none, the work is
+    // made of vector instructions of this crate, and the operating system keeps tiles for each thread.
+    unsafe {
+        load_sums(p);
+        // Parts that are due, times the steps: that needs no division.
+        let (mut due, mut left) = (0, parts);
+        for step in 0..p.steps {
+            asm!(
+                "tileloadd tmm6, [{right} + {row}]",
+                "tileloaddt1 tmm4, [{left} + {row}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{right} + {row} + 1024]",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloaddt1 tmm5, [{left} + {row} + 1024]",
+                "prefetchw [{next}]",
+                "prefetchw [{next} + 64]",
+                "prefetchw [{next} + 128]",
+                "prefetchw [{next} + 192]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                left = in(reg) p.left.wrapping_add(step * BLOCK),
+                right = in(reg) p.right.wrapping_add(step * BLOCK),
+                ahead = in(reg) p.ahead.wrapping_add(step * 64),
+                next = in(reg) p.next.wrapping_add(step * 64),
+                row = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+            due += parts;
+            while due >= p.steps {
+                work();
+                due -= p.steps;
+                left -= 1;
+            }
+        }
+        // All of them if there are no steps.
+        for _ in 0..left {
+            work();
+        }
+        asm!(
+            "tilestored [{c} + {row}*2], tmm0",
+            "tilestored [{c} + {row}*2 + 64], tmm1",
+            "tilestored [{c} + {row}*2 + 2048], tmm2",
+            "tilestored [{c} + {row}*2 + 2112], tmm3",
+            c = in(reg) p.c,
+            row = in(reg) 64usize,
+            options(nostack),
+        );
+    }
+}
+
 /// A product whose left operand is used again by the next ones: it is loaded so that it stays in L1, the other one
 /// with the hint to leave L1 alone.
 ///
@@ -617,59 +681,31 @@ pub unsafe fn product_keeping_left(p: &Product) {
     }
 }
 
-/// Logits of some blocks of vocabulary rows and one panel, transposed: `[row][token]`.
-pub struct Logits {
-    /// Left operand from `pack_vocabulary`, at the first block.
-    pub w: *const u16,
-    /// Blocks of rows, at least one, at most `VOCABULARY_BLOCK / PANEL`.
-    pub blocks: usize,
-    /// Blocks of H.
-    pub strips: usize,
-    /// From `pack_tokens`, the panel.
-    pub x: *const u16,
-    /// The panel that comes next.
-    pub next_x: *const u16,
-    /// Room for `blocks` blocks.
-    pub out: *mut f32,
-}
-
-/// What is to be done between the steps of a product.
-pub enum Work {
-    /// Begin with the logits of a block.
-    Start(usize, *const f32),
-    /// A part of it, if there is one left.
-    Step,
-    /// All that is left.
-    Finish,
-}
-
-/// Steps that the work on a block is cut into, at most; those of a product are fewer.
-pub const WORK_STEPS: usize = 34;
-
-/// A product in parts with work between them, so that vectors and tiles are busy at the same time. Its right operand is
-/// kept near, as in `product_keeping_right`.
+/// The same with `parts` calls of `work` spread evenly over the steps, so that vectors and tiles are busy at the same time.
+/// All of them are made before the result is stored.
 ///
 /// # Safety
-/// As for `product_keeping_right`; the work uses no tiles.
+/// As for `product_keeping_left`; the work uses no tiles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
-    let units = WORK_STEPS.div_ceil(p.steps.max(1));
+pub unsafe fn product_keeping_left_beside(p: &Product, parts: usize, mut work: impl FnMut()) {
     // SAFETY: the caller answers for operands and result; prefetches do not fault. The sums stay in tmm0 to tmm3 from one
     // block to the next: the compiler emits AMX instructions for AMX intrinsics only, of which there are none, the work is
     // made of vector instructions of this crate, and the operating system keeps tiles for each thread.
     unsafe {
         load_sums(p);
+        // Parts that are due, times the steps: that needs no division.
+        let (mut due, mut left) = (0, parts);
         for step in 0..p.steps {
             asm!(
-                "tileloadd tmm6, [{right} + {row}]",
-                "tileloaddt1 tmm4, [{left} + {row}]",
+                "tileloaddt1 tmm6, [{right} + {row}]",
+                "tileloadd tmm4, [{left} + {row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{right} + {row} + 1024]",
+                "tileloaddt1 tmm7, [{right} + {row} + 1024]",
                 "prefetcht1 [{ahead}]",
                 "prefetcht1 [{ahead} + 64]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloaddt1 tmm5, [{left} + {row} + 1024]",
+                "tileloadd tmm5, [{left} + {row} + 1024]",
                 "prefetchw [{next}]",
                 "prefetchw [{next} + 64]",
                 "prefetchw [{next} + 128]",
@@ -685,9 +721,16 @@ unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
-            for _ in 0..units {
-                work(Work::Step);
+            due += parts;
+            while due >= p.steps {
+                work();
+                due -= p.steps;
+                left -= 1;
             }
+        }
+        // All of them if there are no steps.
+        for _ in 0..left {
+            work();
         }
         asm!(
             "tilestored [{c} + {row}*2], tmm0",
@@ -699,13 +742,12 @@ unsafe fn product_beside(p: &Product, work: &mut impl FnMut(Work)) {
             options(nostack),
         );
     }
-    work(Work::Finish);
 }
 
 /// The sums that a product begins with, into tmm0 to tmm3.
 #[inline]
 unsafe fn load_sums(p: &Product) {
-    // SAFETY: as for `product_beside`.
+    // SAFETY: as for `product_keeping_right_beside`.
     unsafe {
         if p.accumulate {
             asm!(
@@ -731,7 +773,40 @@ unsafe fn load_sums(p: &Product) {
     }
 }
 
-/// Computes logits, and has the work on each block done between the steps of the product that makes the next one.
+/// Logits of some blocks of vocabulary rows and one panel, transposed: `[row][token]`.
+pub struct Logits {
+    /// Left operand from `pack_vocabulary`, at the first block.
+    pub w: *const u16,
+    /// Blocks of rows, at least one, at most `VOCABULARY_BLOCK / PANEL`.
+    pub blocks: usize,
+    /// Blocks of H.
+    pub strips: usize,
+    /// From `pack_tokens`, the panel.
+    pub x: *const u16,
+    /// The panel that comes next.
+    pub next_x: *const u16,
+    /// Room for `blocks` blocks.
+    pub out: *mut f32,
+    /// Parts that the work on a block is cut into, at most.
+    pub parts: usize,
+}
+
+/// What is to be done between the steps of products.
+pub enum Work {
+    /// Begin with a block. Nothing of the one before is left.
+    Start(usize),
+    /// A part of it, if there is one left.
+    Step,
+}
+
+/// Rows of a block that a part of the work on it covers, for a vector of tokens: enough to be worth its call, and little
+/// enough to fit beside a step or two.
+pub const PART_ROWS: usize = 4;
+/// Parts of that size in a block.
+pub const BLOCK_PARTS: usize = PANEL / PART_ROWS * (PANEL / LANES);
+
+/// Computes logits, and has the work on each block done between the steps of the product that follows. That of the last
+/// block is left to the first product of the next call, which overwrites these logits later, and in the end to the caller.
 ///
 /// # Safety
 /// `Tiles` of this thread are configured; the buffers have the extents stated in `Logits`; the work uses no tiles.
@@ -757,8 +832,11 @@ pub unsafe fn logits(p: &Logits, mut work: impl FnMut(Work)) {
                     next: if block + 1 < p.blocks { c.wrapping_add(BLOCK) } else { p.out },
                 };
                 if last && block > 0 {
-                    work(Work::Start(block - 1, c.wrapping_sub(BLOCK)));
-                    product_beside(&product, &mut work);
+                    work(Work::Start(block - 1));
+                }
+                let beside = if block > 0 { last } else { slice == 0 };
+                if beside {
+                    product_keeping_right_beside(&product, p.parts, || work(Work::Step));
                 } else {
                     product_keeping_right(&product);
                 }
@@ -766,8 +844,7 @@ pub unsafe fn logits(p: &Logits, mut work: impl FnMut(Work)) {
         }
         first += steps;
     }
-    work(Work::Start(p.blocks - 1, p.out.wrapping_add((p.blocks - 1) * BLOCK)));
-    work(Work::Finish);
+    work(Work::Start(p.blocks - 1));
 }
 
 use vocabfuse_kernels::abi::Blocking;

@@ -35,7 +35,7 @@ unsafe fn kernel(args: &VocabularyGrad) {
                     }
                 }
             }
-            gradient(args, first, panels, q, c, std::ptr::null());
+            gradient(args, first, panels, q, c, std::ptr::null(), |_| {});
         }
     }
 }
@@ -60,9 +60,18 @@ unsafe fn add_sums(args: &VocabularyGrad, q: *const f32) {
 }
 
 /// dW += Qᵀ X for some panels: a slice of Q of 32 rows is read from L1, X of some blocks of H from L2, and the sums of
-/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all.
+/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all. Work is Q of the
+/// slices from the second on, each begun and ended, in `BLOCK_PARTS` a panel, beside the first products with the slice before.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn gradient(args: &VocabularyGrad, first: usize, panels: usize, q: *const u16, c: *mut f32, keep: *const u8) {
+unsafe fn gradient(
+    args: &VocabularyGrad,
+    first: usize,
+    panels: usize,
+    q: *const u16,
+    c: *mut f32,
+    keep: *const u8,
+    mut work: impl FnMut(Work),
+) {
     let strips = padded(args.hidden) / PANEL;
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let width = HIDDEN_BLOCKS.min(strips - group);
@@ -76,13 +85,17 @@ unsafe fn gradient(args: &VocabularyGrad, first: usize, panels: usize, q: *const
                 continue;
             }
             let mut started = false;
+            let beside = group == 0 && row + PANEL < args.columns;
+            if beside {
+                work(Work::Start(row / PANEL + 1));
+            }
             while let Some((start, end)) = slices.next() {
                 let (steps, last) = (end - start, slices.peek().is_none());
                 for i in 0..width {
                     // SAFETY: as for `kernel`.
                     unsafe {
                         let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first + start) * BLOCK);
-                        product_keeping_left(&Product {
+                        let product = Product {
                             steps,
                             left: q.add(start * BLOCK),
                             right: x,
@@ -90,7 +103,13 @@ unsafe fn gradient(args: &VocabularyGrad, first: usize, panels: usize, q: *const
                             accumulate: started,
                             ahead: next_q.wrapping_add(start * BLOCK + i * steps * 64),
                             next: c.wrapping_add(if i + 1 < width { i + 1 } else { 0 } * BLOCK),
-                        });
+                        };
+                        if beside {
+                            let parts = (steps * BLOCK_PARTS).div_ceil(width);
+                            product_keeping_left_beside(&product, parts, || work(Work::Step));
+                        } else {
+                            product_keeping_left(&product);
+                        }
                         // One block behind, while the next one is being multiplied.
                         if last && i > 0 {
                             add_block(args, row, group + i - 1, c.add((i - 1) * BLOCK));

@@ -5,6 +5,8 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
+use std::hint::assert_unchecked;
+
 
 /// Pass T of some vocabulary rows: dW += Qᵀ X with Q from recomputed logits.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -35,7 +37,7 @@ unsafe fn kernel(args: &WeightGrad) {
                     flag(args, first + index % panels, index / panels * PANEL, q.add(index * BLOCK), keep);
                 }
             }
-            gradient(args, first, panels, q, c, keep);
+            gradient(args, first, panels, q, c, keep, |_| {});
         }
         if !wanted.is_null() {
             for row in 0..args.columns {
@@ -69,6 +71,7 @@ unsafe fn derivatives(args: &WeightGrad, first: usize, panels: usize, tile: *mut
     let hidden = padded(args.hidden);
     let strips = hidden / PANEL;
     let resident = args.blocking.vocabulary.min(VOCABULARY_BLOCK);
+    let mut derivative = Derivative::done();
     for start in (0..args.columns).step_by(resident) {
         for panel in 0..panels {
             let next = if panel + 1 < panels { panel + 1 } else { 0 };
@@ -82,184 +85,359 @@ unsafe fn derivatives(args: &WeightGrad, first: usize, panels: usize, tile: *mut
                     x: x.add(panel * PANEL * hidden),
                     next_x: x.add(next * PANEL * hidden),
                     out: tile,
+                    parts: BLOCK_PARTS,
                 };
-                // In one piece, beside the first step of the product that follows.
-                let mut waiting = None;
-                logits(&product, |work| match (work, waiting) {
-                    (Work::Start(block, y), _) => waiting = Some((block, y)),
-                    (_, Some((block, y))) => {
-                        let row = start + block * PANEL;
-                        derivative(args, first + panel, row, y, q.add((row / PANEL * panels + panel) * BLOCK), sums);
-                        waiting = None;
+                logits(&product, |work| match work {
+                    Work::Start(block) => {
+                        let (row, from) = (start + block * PANEL, tile.add(block * BLOCK));
+                        let q = q.add((row / PANEL * panels + panel) * BLOCK);
+                        derivative = Derivative { panel: first + panel, row, from, q, next: 0 };
                     }
-                    _ => {}
+                    Work::Step => derivative.step(args, sums),
                 });
             }
         }
     }
+    while !derivative.is_done() {
+        // SAFETY: as for `kernel`.
+        unsafe { derivative.step(args, sums) }
+    }
 }
 
-/// Q of one block: rows from `row` of this call and one panel, `from` a block of logits. Rows
-/// that do not exist are left as they are: they would become rows of dW that nobody stores.
-// A function of its own, so that its loops have all registers.
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn derivative(
-    args: &WeightGrad,
+/// A block of Q under way: first the rows of a vector of tokens, part by part, then those of the next vector. Rows that do not
+/// exist are left as they are: they would become rows of dW that nobody stores.
+struct Derivative {
     panel: usize,
+    /// First row, of those of this call.
     row: usize,
+    /// A block of logits.
     from: *const f32,
     q: *mut u16,
+    /// What is next, nothing at `BLOCK_PARTS`.
+    next: usize,
+}
+
+impl Derivative {
+    /// Nothing to do.
+    fn done() -> Derivative {
+        Derivative { panel: 0, row: 0, from: std::ptr::null(), q: std::ptr::null_mut(), next: BLOCK_PARTS }
+    }
+
+    fn is_done(&self) -> bool {
+        self.next == BLOCK_PARTS
+    }
+
+    /// The next part, if there is one.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+    unsafe fn step(&mut self, args: &WeightGrad, sums: *mut f32) {
+        if !self.is_done() {
+            let in_lane = PANEL / PART_ROWS;
+            let (lane, first) = (self.next / in_lane * LANES, self.next % in_lane * PART_ROWS);
+            let end = self.row + PANEL;
+            let classes = args.inputs.classes.min(args.statistics_inputs.classes) as usize;
+            let whole = end <= args.columns && args.first_column + end <= classes;
+            // SAFETY: as for `kernel`.
+            unsafe {
+                if whole {
+                    derivative::<true>(args, self, lane, first, sums)
+                } else {
+                    derivative::<false>(args, self, lane, first, sums)
+                }
+            }
+            self.next += 1;
+        }
+    }
+}
+
+/// `PART_ROWS` rows of a block of Q, those from `first`, for the vector of tokens from `lane`.
+// A function of its own, so that it has all registers.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn derivative<const WHOLE: bool>(
+    args: &WeightGrad,
+    block: &Derivative,
+    lane: usize,
+    first: usize,
     sums: *mut f32,
 ) {
     let statistics_inputs = args.statistics_inputs;
     let inputs = args.inputs;
-    let rows = PANEL.min(args.columns - row);
-    // SAFETY: as for `kernel`.
+    let &Derivative { panel, row, from, q, .. } = block;
+    let rows = if WHOLE { PANEL } else { PANEL.min(args.columns - row) };
+    // SAFETY: as for `kernel`. Of a whole block all rows are there.
     unsafe {
+        let token = panel * PANEL + lane;
+        let reference = load(args.reference.add(token));
         let (outer, inputs) = (inputs, statistics_inputs);
         let s1 = inputs.uniform(0);
         let s4 = inputs.uniform(1);
         let s20 = inputs.classes;
+        let s29 = load_i32(inputs.targets.add(token));
+        let s32 = reference;
         let inputs = outer;
         let g11 = inputs.uniform(0);
         let g14 = inputs.uniform(1);
         let g30 = inputs.classes;
-        for lane in (0..PANEL).step_by(LANES) {
-            let token = panel * PANEL + lane;
-            let reference = load(args.reference.add(token));
-            let inputs = statistics_inputs;
-            let s29 = load_i32(inputs.targets.add(token));
-            let s32 = reference;
-            let inputs = outer;
-            let g1 = load_i32(inputs.targets.add(token));
-            let g3 = load(inputs.row(0, token));
-            let g7 = load(inputs.row(1, token));
-            let g33 = load(inputs.row(2, token));
-            let g35 = load(inputs.row(3, token));
-            for i in (0..rows).step_by(2) {
-                if i + 0 < rows {
-                    let i = i + 0;
-                    let column = (args.first_column + row + i) as i32;
-                    let logit = load(from.add(i * PANEL + lane));
-                    let stored = {
-                        let inputs = statistics_inputs;
-                        let s2 = inputs.column(0, column);
-                        let s19 = column;
-                        let s21 = scalar_ops::lt_i32(s19, s20);
-                        let s0 = logit;
-                        let s3 = mul_add(s0, splat(s1), splat(s2));
-                        let s5 = div(s3, splat(s4));
-                        let s6 = neg(s5);
-                        let s7 = maximum(s5, s6);
-                        let s9 = mul(s7, splat(-2.0f32));
-                        let s10 = exp(s9);
-                        let s11 = tanh(s5);
-                        let s12 = mul(s11, splat(s4));
-                        let s14 = mul(s10, splat(4.0f32));
-                        let s16 = add(s10, splat(1.0f32));
-                        let s17 = mul(s16, s16);
-                        let s18 = div(s14, s17);
-                        let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                        let s30 = eq_i32(splat_i32(s19), s29);
-                        let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
-                        let s33 = exp_above(s31, s32);
-                        let s39 = mul(s33, s18);
-                        let _ = inputs;
-                        s39
-                    };
-                    let g0 = column;
-                    let g9 = inputs.column(0, column);
-                    let g12 = inputs.column(1, column);
-                    let g31 = scalar_ops::lt_i32(g0, g30);
-                    let g2 = eq_i32(splat_i32(g0), g1);
-                    let g5 = select(g2, g3, splat(0.0f32));
-                    let g6 = stored;
-                    let g8 = mul_add(g6, g7, g5);
-                    let g10 = logit;
-                    let g13 = mul_add(g10, splat(g11), splat(g12));
-                    let g15 = div(g13, splat(g14));
-                    let g16 = neg(g15);
-                    let g17 = maximum(g15, g16);
-                    let g19 = mul(g17, splat(-2.0f32));
-                    let g20 = exp(g19);
-                    let g24 = mul(g20, splat(4.0f32));
-                    let g26 = add(g20, splat(1.0f32));
-                    let g27 = mul(g26, g26);
-                    let g28 = div(g24, g27);
-                    let g29 = mul(splat(g9), g28);
-                    let g32 = if g31 { g29 } else { splat(0.0f32) };
-                    let g34 = mul_add(g32, g33, g8);
-                    let g36 = mul(g34, g35);
-                    let g37 = div(g36, splat(g11));
-                    let _ = (stored, logit);
-                    store_rounded(q.add(i * PANEL + lane), g36);
-                    if !sums.is_null() {
-                        let sum = sums.add((row + i) * LANES);
-                        store(sum, add(load(sum), g37));
-                    }
-                }
-                if i + 1 < rows {
-                    let i = i + 1;
-                    let column = (args.first_column + row + i) as i32;
-                    let logit = load(from.add(i * PANEL + lane));
-                    let stored = {
-                        let inputs = statistics_inputs;
-                        let s2 = inputs.column(0, column);
-                        let s19 = column;
-                        let s21 = scalar_ops::lt_i32(s19, s20);
-                        let s0 = logit;
-                        let s3 = mul_add(s0, splat(s1), splat(s2));
-                        let s5 = div(s3, splat(s4));
-                        let s6 = neg(s5);
-                        let s7 = maximum(s5, s6);
-                        let s9 = mul(s7, splat(-2.0f32));
-                        let s10 = exp(s9);
-                        let s11 = tanh(s5);
-                        let s12 = mul(s11, splat(s4));
-                        let s14 = mul(s10, splat(4.0f32));
-                        let s16 = add(s10, splat(1.0f32));
-                        let s17 = mul(s16, s16);
-                        let s18 = div(s14, s17);
-                        let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                        let s30 = eq_i32(splat_i32(s19), s29);
-                        let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
-                        let s33 = exp_above(s31, s32);
-                        let s39 = mul(s33, s18);
-                        let _ = inputs;
-                        s39
-                    };
-                    let g0 = column;
-                    let g9 = inputs.column(0, column);
-                    let g12 = inputs.column(1, column);
-                    let g31 = scalar_ops::lt_i32(g0, g30);
-                    let g2 = eq_i32(splat_i32(g0), g1);
-                    let g5 = select(g2, g3, splat(0.0f32));
-                    let g6 = stored;
-                    let g8 = mul_add(g6, g7, g5);
-                    let g10 = logit;
-                    let g13 = mul_add(g10, splat(g11), splat(g12));
-                    let g15 = div(g13, splat(g14));
-                    let g16 = neg(g15);
-                    let g17 = maximum(g15, g16);
-                    let g19 = mul(g17, splat(-2.0f32));
-                    let g20 = exp(g19);
-                    let g24 = mul(g20, splat(4.0f32));
-                    let g26 = add(g20, splat(1.0f32));
-                    let g27 = mul(g26, g26);
-                    let g28 = div(g24, g27);
-                    let g29 = mul(splat(g9), g28);
-                    let g32 = if g31 { g29 } else { splat(0.0f32) };
-                    let g34 = mul_add(g32, g33, g8);
-                    let g36 = mul(g34, g35);
-                    let g37 = div(g36, splat(g11));
-                    let _ = (stored, logit);
-                    store_rounded(q.add(i * PANEL + lane), g36);
-                    if !sums.is_null() {
-                        let sum = sums.add((row + i) * LANES);
-                        store(sum, add(load(sum), g37));
-                    }
-                }
+        let g1 = load_i32(inputs.targets.add(token));
+        let g3 = load(inputs.row(0, token));
+        let g7 = load(inputs.row(1, token));
+        let g33 = load(inputs.row(2, token));
+        let g35 = load(inputs.row(3, token));
+        let mut values = [splat(0.0); PART_ROWS];
+        // Written out, so that what the rows have in common is done once; they are stored when all are there.
+        const { assert!(PART_ROWS == 4) }
+        if WHOLE || first + 0 < rows {
+            let i = first + 0;
+            let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < args.inputs.classes && column < statistics_inputs.classes);
+            let logit = load(from.add(i * PANEL + lane));
+            let stored = {
+                let inputs = statistics_inputs;
+                let s2 = inputs.column(0, column);
+                let s19 = column;
+                let s21 = scalar_ops::lt_i32(s19, s20);
+                let s0 = logit;
+                let s3 = mul_add(s0, splat(s1), splat(s2));
+                let s5 = div(s3, splat(s4));
+                let s6 = neg(s5);
+                let s7 = maximum(s5, s6);
+                let s9 = mul(s7, splat(-2.0f32));
+                let s10 = exp(s9);
+                let s11 = tanh(s5);
+                let s12 = mul(s11, splat(s4));
+                let s14 = mul(s10, splat(4.0f32));
+                let s16 = add(s10, splat(1.0f32));
+                let s17 = mul(s16, s16);
+                let s18 = div(s14, s17);
+                let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s30 = eq_i32(splat_i32(s19), s29);
+                let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
+                let s33 = exp_above(s31, s32);
+                let s39 = mul(s33, s18);
+                let _ = inputs;
+                s39
+            };
+            let g0 = column;
+            let g9 = inputs.column(0, column);
+            let g12 = inputs.column(1, column);
+            let g31 = scalar_ops::lt_i32(g0, g30);
+            let g2 = eq_i32(splat_i32(g0), g1);
+            let g5 = select(g2, g3, splat(0.0f32));
+            let g6 = stored;
+            let g8 = mul_add(g6, g7, g5);
+            let g10 = logit;
+            let g13 = mul_add(g10, splat(g11), splat(g12));
+            let g15 = div(g13, splat(g14));
+            let g16 = neg(g15);
+            let g17 = maximum(g15, g16);
+            let g19 = mul(g17, splat(-2.0f32));
+            let g20 = exp(g19);
+            let g24 = mul(g20, splat(4.0f32));
+            let g26 = add(g20, splat(1.0f32));
+            let g27 = mul(g26, g26);
+            let g28 = div(g24, g27);
+            let g29 = mul(splat(g9), g28);
+            let g32 = if g31 { g29 } else { splat(0.0f32) };
+            let g34 = mul_add(g32, g33, g8);
+            let g36 = mul(g34, g35);
+            let g37 = div(g36, splat(g11));
+            let _ = (stored, logit);
+            values[0] = g36;
+            if !sums.is_null() {
+                let sum = sums.add((row + i) * LANES);
+                store(sum, add(load(sum), g37));
+            }
+        }
+        if WHOLE || first + 1 < rows {
+            let i = first + 1;
+            let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < args.inputs.classes && column < statistics_inputs.classes);
+            let logit = load(from.add(i * PANEL + lane));
+            let stored = {
+                let inputs = statistics_inputs;
+                let s2 = inputs.column(0, column);
+                let s19 = column;
+                let s21 = scalar_ops::lt_i32(s19, s20);
+                let s0 = logit;
+                let s3 = mul_add(s0, splat(s1), splat(s2));
+                let s5 = div(s3, splat(s4));
+                let s6 = neg(s5);
+                let s7 = maximum(s5, s6);
+                let s9 = mul(s7, splat(-2.0f32));
+                let s10 = exp(s9);
+                let s11 = tanh(s5);
+                let s12 = mul(s11, splat(s4));
+                let s14 = mul(s10, splat(4.0f32));
+                let s16 = add(s10, splat(1.0f32));
+                let s17 = mul(s16, s16);
+                let s18 = div(s14, s17);
+                let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s30 = eq_i32(splat_i32(s19), s29);
+                let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
+                let s33 = exp_above(s31, s32);
+                let s39 = mul(s33, s18);
+                let _ = inputs;
+                s39
+            };
+            let g0 = column;
+            let g9 = inputs.column(0, column);
+            let g12 = inputs.column(1, column);
+            let g31 = scalar_ops::lt_i32(g0, g30);
+            let g2 = eq_i32(splat_i32(g0), g1);
+            let g5 = select(g2, g3, splat(0.0f32));
+            let g6 = stored;
+            let g8 = mul_add(g6, g7, g5);
+            let g10 = logit;
+            let g13 = mul_add(g10, splat(g11), splat(g12));
+            let g15 = div(g13, splat(g14));
+            let g16 = neg(g15);
+            let g17 = maximum(g15, g16);
+            let g19 = mul(g17, splat(-2.0f32));
+            let g20 = exp(g19);
+            let g24 = mul(g20, splat(4.0f32));
+            let g26 = add(g20, splat(1.0f32));
+            let g27 = mul(g26, g26);
+            let g28 = div(g24, g27);
+            let g29 = mul(splat(g9), g28);
+            let g32 = if g31 { g29 } else { splat(0.0f32) };
+            let g34 = mul_add(g32, g33, g8);
+            let g36 = mul(g34, g35);
+            let g37 = div(g36, splat(g11));
+            let _ = (stored, logit);
+            values[1] = g36;
+            if !sums.is_null() {
+                let sum = sums.add((row + i) * LANES);
+                store(sum, add(load(sum), g37));
+            }
+        }
+        if WHOLE || first + 2 < rows {
+            let i = first + 2;
+            let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < args.inputs.classes && column < statistics_inputs.classes);
+            let logit = load(from.add(i * PANEL + lane));
+            let stored = {
+                let inputs = statistics_inputs;
+                let s2 = inputs.column(0, column);
+                let s19 = column;
+                let s21 = scalar_ops::lt_i32(s19, s20);
+                let s0 = logit;
+                let s3 = mul_add(s0, splat(s1), splat(s2));
+                let s5 = div(s3, splat(s4));
+                let s6 = neg(s5);
+                let s7 = maximum(s5, s6);
+                let s9 = mul(s7, splat(-2.0f32));
+                let s10 = exp(s9);
+                let s11 = tanh(s5);
+                let s12 = mul(s11, splat(s4));
+                let s14 = mul(s10, splat(4.0f32));
+                let s16 = add(s10, splat(1.0f32));
+                let s17 = mul(s16, s16);
+                let s18 = div(s14, s17);
+                let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s30 = eq_i32(splat_i32(s19), s29);
+                let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
+                let s33 = exp_above(s31, s32);
+                let s39 = mul(s33, s18);
+                let _ = inputs;
+                s39
+            };
+            let g0 = column;
+            let g9 = inputs.column(0, column);
+            let g12 = inputs.column(1, column);
+            let g31 = scalar_ops::lt_i32(g0, g30);
+            let g2 = eq_i32(splat_i32(g0), g1);
+            let g5 = select(g2, g3, splat(0.0f32));
+            let g6 = stored;
+            let g8 = mul_add(g6, g7, g5);
+            let g10 = logit;
+            let g13 = mul_add(g10, splat(g11), splat(g12));
+            let g15 = div(g13, splat(g14));
+            let g16 = neg(g15);
+            let g17 = maximum(g15, g16);
+            let g19 = mul(g17, splat(-2.0f32));
+            let g20 = exp(g19);
+            let g24 = mul(g20, splat(4.0f32));
+            let g26 = add(g20, splat(1.0f32));
+            let g27 = mul(g26, g26);
+            let g28 = div(g24, g27);
+            let g29 = mul(splat(g9), g28);
+            let g32 = if g31 { g29 } else { splat(0.0f32) };
+            let g34 = mul_add(g32, g33, g8);
+            let g36 = mul(g34, g35);
+            let g37 = div(g36, splat(g11));
+            let _ = (stored, logit);
+            values[2] = g36;
+            if !sums.is_null() {
+                let sum = sums.add((row + i) * LANES);
+                store(sum, add(load(sum), g37));
+            }
+        }
+        if WHOLE || first + 3 < rows {
+            let i = first + 3;
+            let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < args.inputs.classes && column < statistics_inputs.classes);
+            let logit = load(from.add(i * PANEL + lane));
+            let stored = {
+                let inputs = statistics_inputs;
+                let s2 = inputs.column(0, column);
+                let s19 = column;
+                let s21 = scalar_ops::lt_i32(s19, s20);
+                let s0 = logit;
+                let s3 = mul_add(s0, splat(s1), splat(s2));
+                let s5 = div(s3, splat(s4));
+                let s6 = neg(s5);
+                let s7 = maximum(s5, s6);
+                let s9 = mul(s7, splat(-2.0f32));
+                let s10 = exp(s9);
+                let s11 = tanh(s5);
+                let s12 = mul(s11, splat(s4));
+                let s14 = mul(s10, splat(4.0f32));
+                let s16 = add(s10, splat(1.0f32));
+                let s17 = mul(s16, s16);
+                let s18 = div(s14, s17);
+                let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s30 = eq_i32(splat_i32(s19), s29);
+                let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
+                let s33 = exp_above(s31, s32);
+                let s39 = mul(s33, s18);
+                let _ = inputs;
+                s39
+            };
+            let g0 = column;
+            let g9 = inputs.column(0, column);
+            let g12 = inputs.column(1, column);
+            let g31 = scalar_ops::lt_i32(g0, g30);
+            let g2 = eq_i32(splat_i32(g0), g1);
+            let g5 = select(g2, g3, splat(0.0f32));
+            let g6 = stored;
+            let g8 = mul_add(g6, g7, g5);
+            let g10 = logit;
+            let g13 = mul_add(g10, splat(g11), splat(g12));
+            let g15 = div(g13, splat(g14));
+            let g16 = neg(g15);
+            let g17 = maximum(g15, g16);
+            let g19 = mul(g17, splat(-2.0f32));
+            let g20 = exp(g19);
+            let g24 = mul(g20, splat(4.0f32));
+            let g26 = add(g20, splat(1.0f32));
+            let g27 = mul(g26, g26);
+            let g28 = div(g24, g27);
+            let g29 = mul(splat(g9), g28);
+            let g32 = if g31 { g29 } else { splat(0.0f32) };
+            let g34 = mul_add(g32, g33, g8);
+            let g36 = mul(g34, g35);
+            let g37 = div(g36, splat(g11));
+            let _ = (stored, logit);
+            values[3] = g36;
+            if !sums.is_null() {
+                let sum = sums.add((row + i) * LANES);
+                store(sum, add(load(sum), g37));
+            }
+        }
+        for (i, value) in values.into_iter().enumerate() {
+            if WHOLE || first + i < rows {
+                store_rounded(q.add((first + i) * PANEL + lane), value);
             }
         }
         let _ = sums;
@@ -267,9 +445,18 @@ unsafe fn derivative(
 }
 
 /// dW += Qᵀ X for some panels: a slice of Q of 32 rows is read from L1, X of some blocks of H from L2, and the sums of
-/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all.
+/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all. Work is Q of the
+/// slices from the second on, each begun and ended, in `BLOCK_PARTS` a panel, beside the first products with the slice before.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16, c: *mut f32, keep: *const u8) {
+unsafe fn gradient(
+    args: &WeightGrad,
+    first: usize,
+    panels: usize,
+    q: *const u16,
+    c: *mut f32,
+    keep: *const u8,
+    mut work: impl FnMut(Work),
+) {
     let strips = padded(args.hidden) / PANEL;
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let width = HIDDEN_BLOCKS.min(strips - group);
@@ -283,13 +470,17 @@ unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16
                 continue;
             }
             let mut started = false;
+            let beside = group == 0 && row + PANEL < args.columns;
+            if beside {
+                work(Work::Start(row / PANEL + 1));
+            }
             while let Some((start, end)) = slices.next() {
                 let (steps, last) = (end - start, slices.peek().is_none());
                 for i in 0..width {
                     // SAFETY: as for `kernel`.
                     unsafe {
                         let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first + start) * BLOCK);
-                        product_keeping_left(&Product {
+                        let product = Product {
                             steps,
                             left: q.add(start * BLOCK),
                             right: x,
@@ -297,7 +488,13 @@ unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16
                             accumulate: started,
                             ahead: next_q.wrapping_add(start * BLOCK + i * steps * 64),
                             next: c.wrapping_add(if i + 1 < width { i + 1 } else { 0 } * BLOCK),
-                        });
+                        };
+                        if beside {
+                            let parts = (steps * BLOCK_PARTS).div_ceil(width);
+                            product_keeping_left_beside(&product, parts, || work(Work::Step));
+                        } else {
+                            product_keeping_left(&product);
+                        }
                         // One block behind, while the next one is being multiplied.
                         if last && i > 0 {
                             add_block(args, row, group + i - 1, c.add((i - 1) * BLOCK));

@@ -5,6 +5,8 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
+use std::hint::assert_unchecked;
+
 const CHUNK: usize = 512;
 
 /// Pass T of some vocabulary rows: dW += Qᵀ X with Q from saved E.
@@ -30,13 +32,29 @@ unsafe fn kernel(args: &WeightGrad) {
         let _tiles = Tiles::configure();
         for first in (0..args.panels).step_by(args.blocking.grad_panels) {
             let panels = args.blocking.grad_panels.min(args.panels - first);
-            derivatives(args, first, panels, tile, q, sums);
+            // The rest is made while these rows are multiplied, unless all has to be there for its tiles to be flagged.
+            let ahead = if keep.is_null() { PANEL.min(args.columns) } else { args.columns };
+            let derivatives = Derivatives { first, panels, q };
+            for row in (0..ahead).step_by(PANEL) {
+                derivatives.make(args, row, sums);
+            }
+            let mut derivative = Derivative::done();
             if !keep.is_null() {
                 for (index, keep) in (0..blocks * panels).map(|index| (index, keep.add(index))) {
                     flag(args, first + index % panels, index / panels * PANEL, q.add(index * BLOCK), keep);
                 }
             }
-            gradient(args, first, panels, q, c, keep);
+            gradient(args, first, panels, q, c, keep, |work| match work {
+                Work::Start(block) if keep.is_null() => derivative = derivatives.begin(args, 0, block * PANEL),
+                Work::Step if keep.is_null() => {
+                    let next = derivative.panel + 1 - first;
+                    if derivative.is_done() && next < panels {
+                        derivative = derivatives.begin(args, next, derivative.row);
+                    }
+                    derivative.step(args, sums);
+                }
+                _ => {}
+            });
         }
         if !wanted.is_null() {
             for row in 0..args.columns {
@@ -64,97 +82,217 @@ fn column_gradient(args: &WeightGrad) -> *mut f32 {
     unsafe { *args.column_gradients }
 }
 
-/// Q of some panels.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn derivatives(args: &WeightGrad, first: usize, panels: usize, tile: *mut f32, q: *mut u16, sums: *mut f32) {
-    let _ = tile;
-    for panel in 0..panels {
-        for row in (0..args.columns).step_by(PANEL) {
-            // SAFETY: as for `kernel`. Saved E lies as pass S left it: blocks `[panel][column / 32]`.
-            unsafe {
-                let saved = args.saved.cast::<u16>().add(((first + panel) * CHUNK + args.saved_row + row) * PANEL);
-                derivative(args, first + panel, row, saved, q.add((row / PANEL * panels + panel) * BLOCK), sums);
+/// Q of some panels, blocks `[row / 32][panel]`.
+struct Derivatives {
+    first: usize,
+    panels: usize,
+    q: *mut u16,
+}
+
+impl Derivatives {
+    /// Begins with the block of the rows from `row` of this call and one of the panels.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+    fn begin(&self, args: &WeightGrad, panel: usize, row: usize) -> Derivative {
+        let q = self.q.wrapping_add((row / PANEL * self.panels + panel) * BLOCK);
+        let panel = self.first + panel;
+        // Saved E lies as pass S left it: blocks `[panel][column / 32]`.
+        let from = args.saved.cast::<u16>().wrapping_add((panel * CHUNK + args.saved_row + row) * PANEL);
+        Derivative { panel, row, from, q, next: 0 }
+    }
+
+    /// Makes all blocks of the rows from `row`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+    unsafe fn make(&self, args: &WeightGrad, row: usize, sums: *mut f32) {
+        for panel in 0..self.panels {
+            let mut derivative = self.begin(args, panel, row);
+            while !derivative.is_done() {
+                // SAFETY: as for `kernel`.
+                unsafe { derivative.step(args, sums) }
             }
         }
     }
 }
 
-/// Q of one block: rows from `row` of this call and one panel, `from` a block of saved E. Rows
-/// that do not exist are left as they are: they would become rows of dW that nobody stores.
-// A function of its own, so that its loops have all registers.
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn derivative(
-    args: &WeightGrad,
+/// A block of Q under way: first the rows of a vector of tokens, part by part, then those of the next vector. Rows that do not
+/// exist are left as they are: they would become rows of dW that nobody stores.
+struct Derivative {
     panel: usize,
+    /// First row, of those of this call.
     row: usize,
+    /// A block of saved E.
     from: *const u16,
     q: *mut u16,
+    /// What is next, nothing at `BLOCK_PARTS`.
+    next: usize,
+}
+
+impl Derivative {
+    /// Nothing to do.
+    fn done() -> Derivative {
+        Derivative { panel: 0, row: 0, from: std::ptr::null(), q: std::ptr::null_mut(), next: BLOCK_PARTS }
+    }
+
+    fn is_done(&self) -> bool {
+        self.next == BLOCK_PARTS
+    }
+
+    /// The next part, if there is one.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+    unsafe fn step(&mut self, args: &WeightGrad, sums: *mut f32) {
+        if !self.is_done() {
+            let in_lane = PANEL / PART_ROWS;
+            let (lane, first) = (self.next / in_lane * LANES, self.next % in_lane * PART_ROWS);
+            let end = self.row + PANEL;
+            let classes = args.inputs.classes.min(args.statistics_inputs.classes) as usize;
+            let whole = end <= args.columns && args.first_column + end <= classes;
+            // SAFETY: as for `kernel`.
+            unsafe {
+                if whole {
+                    derivative::<true>(args, self, lane, first, sums)
+                } else {
+                    derivative::<false>(args, self, lane, first, sums)
+                }
+            }
+            self.next += 1;
+        }
+    }
+}
+
+/// `PART_ROWS` rows of a block of Q, those from `first`, for the vector of tokens from `lane`.
+// A function of its own, so that it has all registers.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn derivative<const WHOLE: bool>(
+    args: &WeightGrad,
+    block: &Derivative,
+    lane: usize,
+    first: usize,
     sums: *mut f32,
 ) {
     let statistics_inputs = args.statistics_inputs;
     let inputs = args.inputs;
-    let rows = PANEL.min(args.columns - row);
-    // SAFETY: as for `kernel`.
+    let &Derivative { panel, row, from, q, .. } = block;
+    let rows = if WHOLE { PANEL } else { PANEL.min(args.columns - row) };
+    // SAFETY: as for `kernel`. Of a whole block all rows are there.
     unsafe {
+        let token = panel * PANEL + lane;
+        let reference = load(args.reference.add(token));
         let _ = statistics_inputs;
+        let factor = exp2(sub(load(args.saved_reference.add(token)), reference));
+        let from = from.add(lane / LANES * (BLOCK / 2) + first * LANES);
+        // The same part of the panel that comes next, a block of time ahead.
+        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(CHUNK * PANEL).cast());
+        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(CHUNK * PANEL + PANEL).cast());
         let g10 = inputs.classes;
         let g17 = inputs.uniform(0);
-        for lane in (0..PANEL).step_by(LANES) {
-            let token = panel * PANEL + lane;
-            let reference = load(args.reference.add(token));
-            let factor = exp2(sub(load(args.saved_reference.add(token)), reference));
-            let g1 = load_i32(inputs.targets.add(token));
-            let g3 = load(inputs.row(0, token));
-            let g7 = load(inputs.row(1, token));
-            let g13 = load(inputs.row(2, token));
-            let g15 = load(inputs.row(3, token));
-            for i in (0..rows).step_by(2) {
-                let words = load_words(from.add(lane / LANES * (BLOCK / 2) + i * LANES));
-                if i + 0 < rows {
-                    let i = i + 0;
-                    let column = (args.first_column + row + i) as i32;
-                    let stored = mul(first_of(words), factor);
-                    let g0 = column;
-                    let g9 = inputs.column(0, column);
-                    let g11 = scalar_ops::lt_i32(g0, g10);
-                    let g12 = if g11 { g9 } else { 0.0f32 };
-                    let g2 = eq_i32(splat_i32(g0), g1);
-                    let g5 = select(g2, g3, splat(0.0f32));
-                    let g6 = stored;
-                    let g8 = mul_add(g6, g7, g5);
-                    let g14 = mul_add(splat(g12), g13, g8);
-                    let g16 = mul(g14, g15);
-                    let g18 = div(g16, splat(g17));
-                    let _ = stored;
-                    store_rounded(q.add(i * PANEL + lane), g16);
-                    if !sums.is_null() {
-                        let sum = sums.add((row + i) * LANES);
-                        store(sum, add(load(sum), g18));
-                    }
-                }
-                if i + 1 < rows {
-                    let i = i + 1;
-                    let column = (args.first_column + row + i) as i32;
-                    let stored = mul(second_of(words), factor);
-                    let g0 = column;
-                    let g9 = inputs.column(0, column);
-                    let g11 = scalar_ops::lt_i32(g0, g10);
-                    let g12 = if g11 { g9 } else { 0.0f32 };
-                    let g2 = eq_i32(splat_i32(g0), g1);
-                    let g5 = select(g2, g3, splat(0.0f32));
-                    let g6 = stored;
-                    let g8 = mul_add(g6, g7, g5);
-                    let g14 = mul_add(splat(g12), g13, g8);
-                    let g16 = mul(g14, g15);
-                    let g18 = div(g16, splat(g17));
-                    let _ = stored;
-                    store_rounded(q.add(i * PANEL + lane), g16);
-                    if !sums.is_null() {
-                        let sum = sums.add((row + i) * LANES);
-                        store(sum, add(load(sum), g18));
-                    }
-                }
+        let g1 = load_i32(inputs.targets.add(token));
+        let g3 = load(inputs.row(0, token));
+        let g7 = load(inputs.row(1, token));
+        let g13 = load(inputs.row(2, token));
+        let g15 = load(inputs.row(3, token));
+        let mut values = [splat(0.0); PART_ROWS];
+        // Written out, so that what the rows have in common is done once; they are stored when all are there.
+        const { assert!(PART_ROWS == 4) }
+        if WHOLE || first + 0 < rows {
+            let i = first + 0;
+            let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < args.inputs.classes && column < statistics_inputs.classes);
+            let words = load_words(from.add(0 * PANEL));
+            let stored = mul(first_of(words), factor);
+            let g0 = column;
+            let g9 = inputs.column(0, column);
+            let g11 = scalar_ops::lt_i32(g0, g10);
+            let g12 = if g11 { g9 } else { 0.0f32 };
+            let g2 = eq_i32(splat_i32(g0), g1);
+            let g5 = select(g2, g3, splat(0.0f32));
+            let g6 = stored;
+            let g8 = mul_add(g6, g7, g5);
+            let g14 = mul_add(splat(g12), g13, g8);
+            let g16 = mul(g14, g15);
+            let g18 = div(g16, splat(g17));
+            let _ = stored;
+            values[0] = g16;
+            if !sums.is_null() {
+                let sum = sums.add((row + i) * LANES);
+                store(sum, add(load(sum), g18));
+            }
+        }
+        if WHOLE || first + 1 < rows {
+            let i = first + 1;
+            let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < args.inputs.classes && column < statistics_inputs.classes);
+            let words = load_words(from.add(0 * PANEL));
+            let stored = mul(second_of(words), factor);
+            let g0 = column;
+            let g9 = inputs.column(0, column);
+            let g11 = scalar_ops::lt_i32(g0, g10);
+            let g12 = if g11 { g9 } else { 0.0f32 };
+            let g2 = eq_i32(splat_i32(g0), g1);
+            let g5 = select(g2, g3, splat(0.0f32));
+            let g6 = stored;
+            let g8 = mul_add(g6, g7, g5);
+            let g14 = mul_add(splat(g12), g13, g8);
+            let g16 = mul(g14, g15);
+            let g18 = div(g16, splat(g17));
+            let _ = stored;
+            values[1] = g16;
+            if !sums.is_null() {
+                let sum = sums.add((row + i) * LANES);
+                store(sum, add(load(sum), g18));
+            }
+        }
+        if WHOLE || first + 2 < rows {
+            let i = first + 2;
+            let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < args.inputs.classes && column < statistics_inputs.classes);
+            let words = load_words(from.add(1 * PANEL));
+            let stored = mul(first_of(words), factor);
+            let g0 = column;
+            let g9 = inputs.column(0, column);
+            let g11 = scalar_ops::lt_i32(g0, g10);
+            let g12 = if g11 { g9 } else { 0.0f32 };
+            let g2 = eq_i32(splat_i32(g0), g1);
+            let g5 = select(g2, g3, splat(0.0f32));
+            let g6 = stored;
+            let g8 = mul_add(g6, g7, g5);
+            let g14 = mul_add(splat(g12), g13, g8);
+            let g16 = mul(g14, g15);
+            let g18 = div(g16, splat(g17));
+            let _ = stored;
+            values[2] = g16;
+            if !sums.is_null() {
+                let sum = sums.add((row + i) * LANES);
+                store(sum, add(load(sum), g18));
+            }
+        }
+        if WHOLE || first + 3 < rows {
+            let i = first + 3;
+            let column = (args.first_column + row + i) as i32;
+            assert_unchecked(!WHOLE || column < args.inputs.classes && column < statistics_inputs.classes);
+            let words = load_words(from.add(1 * PANEL));
+            let stored = mul(second_of(words), factor);
+            let g0 = column;
+            let g9 = inputs.column(0, column);
+            let g11 = scalar_ops::lt_i32(g0, g10);
+            let g12 = if g11 { g9 } else { 0.0f32 };
+            let g2 = eq_i32(splat_i32(g0), g1);
+            let g5 = select(g2, g3, splat(0.0f32));
+            let g6 = stored;
+            let g8 = mul_add(g6, g7, g5);
+            let g14 = mul_add(splat(g12), g13, g8);
+            let g16 = mul(g14, g15);
+            let g18 = div(g16, splat(g17));
+            let _ = stored;
+            values[3] = g16;
+            if !sums.is_null() {
+                let sum = sums.add((row + i) * LANES);
+                store(sum, add(load(sum), g18));
+            }
+        }
+        for (i, value) in values.into_iter().enumerate() {
+            if WHOLE || first + i < rows {
+                store_rounded(q.add((first + i) * PANEL + lane), value);
             }
         }
         let _ = sums;
@@ -162,9 +300,18 @@ unsafe fn derivative(
 }
 
 /// dW += Qᵀ X for some panels: a slice of Q of 32 rows is read from L1, X of some blocks of H from L2, and the sums of
-/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all.
+/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all. Work is Q of the
+/// slices from the second on, each begun and ended, in `BLOCK_PARTS` a panel, beside the first products with the slice before.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16, c: *mut f32, keep: *const u8) {
+unsafe fn gradient(
+    args: &WeightGrad,
+    first: usize,
+    panels: usize,
+    q: *const u16,
+    c: *mut f32,
+    keep: *const u8,
+    mut work: impl FnMut(Work),
+) {
     let strips = padded(args.hidden) / PANEL;
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let width = HIDDEN_BLOCKS.min(strips - group);
@@ -178,13 +325,17 @@ unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16
                 continue;
             }
             let mut started = false;
+            let beside = group == 0 && row + PANEL < args.columns;
+            if beside {
+                work(Work::Start(row / PANEL + 1));
+            }
             while let Some((start, end)) = slices.next() {
                 let (steps, last) = (end - start, slices.peek().is_none());
                 for i in 0..width {
                     // SAFETY: as for `kernel`.
                     unsafe {
                         let x = args.x_grad.cast::<u16>().add(((group + i) * args.panels + first + start) * BLOCK);
-                        product_keeping_left(&Product {
+                        let product = Product {
                             steps,
                             left: q.add(start * BLOCK),
                             right: x,
@@ -192,7 +343,13 @@ unsafe fn gradient(args: &WeightGrad, first: usize, panels: usize, q: *const u16
                             accumulate: started,
                             ahead: next_q.wrapping_add(start * BLOCK + i * steps * 64),
                             next: c.wrapping_add(if i + 1 < width { i + 1 } else { 0 } * BLOCK),
-                        });
+                        };
+                        if beside {
+                            let parts = (steps * BLOCK_PARTS).div_ceil(width);
+                            product_keeping_left_beside(&product, parts, || work(Work::Step));
+                        } else {
+                            product_keeping_left(&product);
+                        }
                         // One block behind, while the next one is being multiplied.
                         if last && i > 0 {
                             add_block(args, row, group + i - 1, c.add((i - 1) * BLOCK));
