@@ -150,7 +150,7 @@ pub struct PackVocabulary {
     pub out: *mut u8,
 }
 
-/// Tiles of tokens by vocabulary entries that the gradient filter has looked at.
+/// Tiles of tokens by vocabulary entries that the gradient filter has looked at: each the least that a product can leave out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TileCount {
     /// All of them.
@@ -271,7 +271,7 @@ pub struct WeightGrad {
     pub dw_stride: usize,
     /// Gradients of the column inputs in the order of the program, each from `first_column` on, added to; null skips.
     pub column_gradients: *const *mut f32,
-    /// Tiles of Q whose values are all at most this, for each token, are left out of dW.
+    /// Tiles of Q whose values are all at most this, for each token, are left out of dW; negative behind the last token.
     pub limits: *const f32,
     /// Counts tiles if there is a filter; null keeps all.
     pub filtered: *mut TileCount,

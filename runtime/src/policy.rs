@@ -50,13 +50,15 @@ pub struct Policy {
     pub memory_budget: Option<usize>,
     /// Threshold of the gradient filter, above 0 and below 1; `None` leaves nothing out. This choice changes results by
     /// more than rounding: tiles of tokens by vocabulary entries in which every derivative of a token's loss by a logit
-    /// is at most `filter` in size take no part in the products that give dX and dW. The error of dW is that of a
+    /// is at most `filter` in size take no part in the products that give dX and dW. How small a tile can be is a matter
+    /// of the products, see [`crate::Filtered`]. The error of dW is that of a
     /// matrix of derivatives in which each entry is wrong by at most `filter` times the token's upstream gradient and
     /// the logit scale; so is that of dX. Loss, log-sum-exp and the gradient of the bias are not filtered.
     ///
     /// Pass T knows the probabilities. In pass S of algorithm two only the mass that a rank has seen so far is known,
     /// which is no more than the final one: less is left out there, never more. With algorithm one and saved values
-    /// dX is filtered by the final probabilities.
+    /// dX is filtered by the final probabilities. Threads do not share the vocabulary of few tokens where there is a
+    /// filter, as each would know little of the mass; sums are then formed in another order than without one.
     pub filter: Option<f32>,
 }
 

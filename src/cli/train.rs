@@ -73,8 +73,10 @@ struct Report {
     /// Barriers of a rank.
     barriers_per_microbatch: f64,
     ms_per_step: f64,
-    /// Of the vocabulary layer, over the last tenth of the steps.
-    layer_ms_at_end: f64,
+    /// Medians of passes S, C1 and T of the vocabulary layer, of a step, over the last tenth of the steps.
+    passes_ms_at_end: [f64; 3],
+    /// The same over as many steps before the first with the filter; null if there are fewer.
+    passes_ms_unfiltered: Option<[f64; 3]>,
     /// Shares of the tiles of dX and dW that the gradient filter left out, over all steps and over the last tenth of them;
     /// null without one.
     filtered: Option<[f64; 2]>,
@@ -119,7 +121,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         .and_then(|()| tempfile::tempfile_in(&args.out))
         .with_context(|| format!("option --out {}: expected a folder that can be written to", args.out.display()))?;
     let steps = train(&mut twins, args.steps)?;
-    let report = Report::new(&steps, &twins, &data, &cpu);
+    let report = Report::new(&steps, &twins, args, &data, &cpu);
     train::write_charts(&args.out, &steps).context("option --out")?;
     if args.json {
         print_json(&report)?
@@ -145,12 +147,15 @@ fn train(twins: &mut Twins<'_>, count: usize) -> anyhow::Result<Vec<Step>> {
 }
 
 impl Report {
-    fn new(steps: &[Step], twins: &Twins<'_>, data: &Data, cpu: &Cpu) -> Report {
+    fn new(steps: &[Step], twins: &Twins<'_>, args: &Args, data: &Data, cpu: &Cpu) -> Report {
         let mean = |of: fn(&Step) -> std::time::Duration| {
             steps.iter().map(|s| of(s).as_secs_f64()).sum::<f64>() * 1e3 / steps.len() as f64
         };
         let last = steps.last();
         let end = &steps[steps.len() - steps.len().div_ceil(10)..];
+        let before = args.filter_from.min(steps.len());
+        let unfiltered =
+            before.checked_sub(end.len()).filter(|_| args.filter_from > 0).map(|from| &steps[from..before]);
         Report {
             steps: steps.len(),
             loss_first: steps.first().map_or(f64::NAN, |s| s.loss),
@@ -159,7 +164,8 @@ impl Report {
             max_loss_difference: largest(steps.iter().map(|s| (s.loss - s.reference_loss).abs())),
             barriers_per_microbatch: twins.barriers_per_microbatch(),
             ms_per_step: mean(|s| s.time),
-            layer_ms_at_end: end.iter().map(|s| s.layer.time.as_secs_f64()).sum::<f64>() * 1e3 / end.len() as f64,
+            passes_ms_at_end: passes_ms(end),
+            passes_ms_unfiltered: unfiltered.map(passes_ms),
             filtered: filtered(steps),
             filtered_at_end: filtered(end),
             reference_ms_per_step: mean(|s| s.reference_time),
@@ -177,8 +183,15 @@ impl Report {
             format!("largest difference of the losses {:.2e}", self.max_loss_difference),
             format!("barriers a microbatch: {}", self.barriers_per_microbatch),
             format!("{:.1} ms a step, plain {:.1} ms", self.ms_per_step, self.reference_ms_per_step),
-            format!("vocabulary layer in the last tenth of the steps: {:.2} ms a step", self.layer_ms_at_end),
         ];
+        for (when, passes) in [
+            ("the steps before the filter", self.passes_ms_unfiltered),
+            ("the last tenth", Some(self.passes_ms_at_end)),
+        ] {
+            if let Some([s, c1, t]) = passes {
+                lines.push(format!("passes S, C1 and T in {when}: {s:.2}, {c1:.2} and {t:.2} ms a step"));
+            }
+        }
         for (when, shares) in [("all steps", self.filtered), ("the last tenth", self.filtered_at_end)] {
             if let Some([dx, dw]) = shares.map(|shares| shares.map(|share| share * 100.0)) {
                 lines.push(format!("tiles left out by the filter in {when}: {dx:.1} % of dX, {dw:.1} % of dW"));
@@ -187,6 +200,15 @@ impl Report {
         lines.push(format!("loss.csv and loss.svg are in {}", args.out.display()));
         lines.join("\n")
     }
+}
+
+/// Medians of passes S, C1 and T of some steps, in ms.
+fn passes_ms(steps: &[Step]) -> [f64; 3] {
+    [0, 1, 2].map(|pass| {
+        let mut times: Vec<_> = steps.iter().map(|s| s.layer.times[pass]).collect();
+        times.sort();
+        times.get(times.len() / 2).map_or(f64::NAN, |median| median.as_secs_f64() * 1e3)
+    })
 }
 
 /// Shares of the tiles of dX and dW that were left out in some steps, if there was a filter.

@@ -20,12 +20,13 @@ pub fn write(folder: &Path, steps: &[Step]) -> Result<(), TrainError> {
 }
 
 fn table(steps: &[Step]) -> String {
-    let mut text = String::from("step,loss,reference_loss,difference,layer_ms,dx_left_out,dw_left_out\n");
+    let mut text = String::from("step,loss,reference_loss,difference,s_ms,c1_ms,t_ms,dx_left_out,dw_left_out\n");
     for (i, s) in steps.iter().enumerate() {
         // Writing to a string does not fail.
         let _ = write!(text, "{i},{},{},{:e},", s.loss, s.reference_loss, s.loss - s.reference_loss);
         let [dx, dw] = s.layer.filtered.map(Filtered::share);
-        let _ = writeln!(text, "{:.3},{dx:.4},{dw:.4}", s.layer.time.as_secs_f64() * 1e3);
+        let [s, c1, t] = s.layer.times.map(|time| time.as_secs_f64() * 1e3);
+        let _ = writeln!(text, "{s:.3},{c1:.3},{t:.3},{dx:.4},{dw:.4}");
     }
     text
 }
@@ -105,7 +106,7 @@ mod tests {
         let out = folder.path().join("new");
         write(&out, &[step(2.0), step(1.5), step(f64::NAN)]).unwrap();
         let csv = std::fs::read_to_string(out.join("loss.csv")).unwrap();
-        assert!(csv.starts_with("step,loss,reference_loss,difference,layer_ms,dx_left_out,dw_left_out\n0,2,2.5,-5e-1,0.000,0.0000,0.0000\n"), "{csv}");
+        assert!(csv.starts_with("step,loss,reference_loss,difference,s_ms,c1_ms,t_ms,dx_left_out,dw_left_out\n0,2,2.5,-5e-1,0.000,0.000,0.000,0.0000,0.0000\n"), "{csv}");
         let svg = std::fs::read_to_string(out.join("loss.svg")).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains("vocabfuse") && svg.trim_end().ends_with("</svg>"));
     }

@@ -51,8 +51,8 @@ pub struct Fused {
 /// What the passes of one step took, over all ranks and microbatches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
-    /// Time of passes S, C1 and T.
-    pub time: Duration,
+    /// Times of passes S, C1 and T.
+    pub times: [Duration; 3],
     /// Tiles of dX and dW that the gradient filter left out.
     pub filtered: [Filtered; 2],
 }
@@ -92,16 +92,19 @@ impl Fused {
 
     /// Passes S and C1 of a microbatch: its loss, the gradient of X, and each rank's ticket for pass T.
     fn microbatch<'a>(&self, batch: Batch<'a>, w: Matrix<'a>) -> Result<MicrobatchResult<'a>, Error> {
+        let start = Instant::now();
         let partials = each(self.layers.iter().collect(), |rank, layer: &OutputLayer| {
             layer.s_pass(batch, Shard { weight: w.row_range(self.layout.range(rank))?, bias: None })
         })?;
         let work = partials.into_iter().zip(&self.comms).collect();
+        let between = Instant::now();
         let done = each(work, |_, (partial, comm)| partial.start_combine(comm)?.wait())?;
+        let times = [between - start, between.elapsed()];
         let loss = f64::from(done[0].loss[0]);
         let dx = done[0].dx.clone();
         let mut filtered = Filtered::default();
         done.iter().for_each(|d| filtered += d.filtered);
-        Ok(MicrobatchResult { loss, dx, filtered, tickets: done.into_iter().map(|d| d.weight_grad).collect() })
+        Ok(MicrobatchResult { loss, dx, filtered, times, tickets: done.into_iter().map(|d| d.weight_grad).collect() })
     }
 }
 
@@ -109,6 +112,8 @@ struct MicrobatchResult<'a> {
     loss: f64,
     dx: std::sync::Arc<Vec<f32>>,
     filtered: Filtered,
+    /// Of passes S and C1.
+    times: [Duration; 2],
     tickets: Vec<WeightGrad<'a>>,
 }
 
@@ -153,9 +158,8 @@ impl VocabularyLayer for Fused {
         let (mut loss, mut cost) = (0.0, Cost::default());
         for (i, (x, batch)) in xs.iter().zip(batches).enumerate() {
             let batch = Batch::new(x.matrix(self.hidden)?, batch.targets);
-            let start = Instant::now();
             let result = self.microbatch(batch, w)?;
-            cost.time += start.elapsed();
+            cost.times.iter_mut().zip(result.times).for_each(|(all, time)| *all += time);
             cost.filtered[0] += result.filtered;
             loss += result.loss;
             on_dx(i, &result.dx);
@@ -176,7 +180,7 @@ impl VocabularyLayer for Fused {
             }
             Ok::<_, Error>(filtered)
         })?;
-        cost.time += start.elapsed();
+        cost.times[2] = start.elapsed();
         of_ranks.into_iter().for_each(|of_rank| cost.filtered[1] += of_rank);
         self.last = cost;
         Ok(loss)

@@ -30,6 +30,7 @@ templates! {
     "cpu/terms.rs.in",
     "cpu/common.rs.in",
     "cpu/elementary.rs.in",
+    "cpu/amx/filter.rs.in",
     "cpu/filter.rs.in",
     "cpu/matmul.rs.in",
     "cpu/pack_tokens.rs.in",

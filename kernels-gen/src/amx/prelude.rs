@@ -31,6 +31,8 @@ pub type M = __mmask16;
 /// Whether |a| is over the limit, or a NaN.
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn exceeds(a: V, limit: V) -> M { _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(a), limit) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn select(m: M, yes: V, no: V) -> V { _mm512_mask_mov_ps(no, m, yes) }
+/// Lane i in bit i.
+#[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn bits(m: M) -> u32 { u32::from(m) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn any(m: M) -> bool { m != 0 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn horizontal_sum(a: V) -> f32 { _mm512_reduce_add_ps(a) }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub fn prefetch(p: *const f32) { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
@@ -264,46 +266,8 @@ pub fn tanh(a: V) -> V {
     select(eq(a, splat(0.0)), a, select(lt(size, splat(0.6)), near, far))
 }
 // The gradient filter: a tile of PANEL tokens by PANEL vocabulary entries whose values are all within their token's
-// limit takes no part in a product. Flags of tiles are bytes, 1 to keep.
-
-use vocabfuse_kernels::abi::MOST_GRAD_PANELS;
-
-/// Most strips of the inner dimension in one product of a tile that can be filtered.
-const MOST_STRIPS: usize = if 512 / PANEL > MOST_GRAD_PANELS { 512 / PANEL } else { MOST_GRAD_PANELS };
-
-/// Strips of the inner dimension that take part in a product.
-pub struct Strips {
-    list: [u16; MOST_STRIPS],
-    pub count: usize,
-    filtered: bool,
-}
-
-impl Strips {
-    /// All of them.
-    #[inline]
-    pub fn all(count: usize) -> Strips {
-        Strips { list: [0; MOST_STRIPS], count, filtered: false }
-    }
-
-    /// Those of the first `count` that are kept, at most `MOST_STRIPS`.
-    #[inline]
-    pub fn kept(count: usize, keep: impl Fn(usize) -> bool) -> Strips {
-        let mut strips = Strips { list: [0; MOST_STRIPS], count: 0, filtered: true };
-        for strip in 0..count {
-            if keep(strip) {
-                strips.list[strips.count] = strip as u16;
-                strips.count += 1;
-            }
-        }
-        strips
-    }
-
-    /// As `TileProduct` takes them.
-    #[inline]
-    pub fn list(&self) -> *const u16 {
-        if self.filtered { self.list.as_ptr() } else { std::ptr::null() }
-    }
-}
+// limit takes no part in a product, as a strip is the least that a tile instruction multiplies. Flags of tiles are bytes, 1
+// to keep.
 
 /// Flags the tiles of a panel that hold a value over the limit of its token, or a NaN; returns how many there are.
 /// `value(row, lane)` and `limit(lane)` are vectors of tokens.

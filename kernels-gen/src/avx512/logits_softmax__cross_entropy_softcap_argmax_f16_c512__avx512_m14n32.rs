@@ -15,8 +15,6 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = args.blocking.panels.min(args.panels);
-    let flags = args.columns.div_ceil(PANEL);
-    let filtering = !args.filtered.is_null();
     let end = args.first_panel + args.panels;
     let mut first = args.first_panel;
     while first < end {
@@ -44,13 +42,14 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 }
             }
             if args.stages != Stages::Statistics {
-                let keep = args.scratch.add(block * CHUNK * PANEL * 4);
-                if filtering {
+                let mut lists = Lists::ALL;
+                if !args.filtered.is_null() {
+                    let words = args.scratch.add(block * CHUNK * PANEL * 4);
+                    lists = Lists { words: words.cast(), most: E_STRIPS * DEPTH };
                     for panel in 0..panels {
-                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * flags));
+                        list(args, first + panel, tile.add(panel * CHUNK * PANEL), &lists, panel * e_lists(args.columns));
                     }
                 }
-                let keep = if filtering { keep.cast_const() } else { std::ptr::null() };
                 accumulate(&Accumulate {
                     e: tile,
                     e_panel: CHUNK * PANEL,
@@ -60,7 +59,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     a: args.a.add(first * PANEL * hidden),
                     panels,
                     hidden: args.hidden,
-                    keep,
+                    lists,
                 });
             }
         }
@@ -68,18 +67,18 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     }
 }
 
-/// Flags of the tiles of one panel of E. What the sum of a row has come to is no more than what it will be, so a value that
+/// Lists of one panel of E, from list `first` on. What the sum of a row has come to is no more than what it will be, so a value that
 /// is small beside it stays small.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn flag(args: &LogitsSoftmax, panel: usize, tile: *const f32, keep: *mut u8) {
+unsafe fn list(args: &LogitsSoftmax, panel: usize, tile: *const f32, lists: &Lists, first: usize) {
     // SAFETY: as for `kernel`.
     unsafe {
-        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(1)).add(panel * PANEL + lane)));
+        let mass = (*args.state.add(1)).add(panel * PANEL);
+        let limits = std::array::from_fn(|i| mul(splat(args.filter), load(mass.add(i * LANES))));
         let value = |row: usize, lane: usize| {
             load(tile.add(row * PANEL + lane))
         };
-        let kept = flag_tiles(args.columns, limit, value, keep);
-        (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
+        list_rows(lists, first, args.columns, &limits, value, &mut *args.filtered);
     }
 }
 

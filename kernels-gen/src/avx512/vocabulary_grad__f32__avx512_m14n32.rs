@@ -33,7 +33,7 @@ unsafe fn kernel(args: &VocabularyGrad) {
                 dw_stride: args.dw_stride,
                 blocks: args.blocking.grad_blocks,
                 edge,
-                keep: std::ptr::null(),
+                lists: Lists::ALL,
             });
         }
     }

@@ -19,8 +19,6 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     let block = args.blocking.panels.min(args.panels);
     // E takes the place of the logits.
     let e = tile.cast::<Packed>();
-    let flags = args.columns.div_ceil(PANEL);
-    let filtering = !args.filtered.is_null();
     let end = args.first_panel + args.panels;
     let mut first = args.first_panel;
     while first < end {
@@ -48,13 +46,14 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                 }
             }
             if args.stages != Stages::Statistics {
-                let keep = args.scratch.add(block * CHUNK * PANEL * 4);
-                if filtering {
+                let mut lists = Lists::ALL;
+                if !args.filtered.is_null() {
+                    let words = args.scratch.add(block * CHUNK * PANEL * 4);
+                    lists = Lists { words: words.cast(), most: E_STRIPS * DEPTH };
                     for panel in 0..panels {
-                        flag(args, first + panel, tile.add(panel * CHUNK * PANEL), keep.add(panel * flags));
+                        list(args, first + panel, tile.add(panel * CHUNK * PANEL), &lists, panel * e_lists(args.columns));
                     }
                 }
-                let keep = if filtering { keep.cast_const() } else { std::ptr::null() };
                 accumulate(&Accumulate {
                     e,
                     e_panel: E_PANEL,
@@ -64,7 +63,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
                     a: args.a.add(first * PANEL * hidden),
                     panels,
                     hidden: args.hidden,
-                    keep,
+                    lists,
                 });
             }
         }
@@ -72,19 +71,19 @@ unsafe fn kernel(args: &LogitsSoftmax) {
     }
 }
 
-/// Flags of the tiles of one panel of E. What the sum of a row has come to is no more than what it will be, so a value that
+/// Lists of one panel of E, from list `first` on. What the sum of a row has come to is no more than what it will be, so a value that
 /// is small beside it stays small.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn flag(args: &LogitsSoftmax, panel: usize, tile: *const f32, keep: *mut u8) {
+unsafe fn list(args: &LogitsSoftmax, panel: usize, tile: *const f32, lists: &Lists, first: usize) {
     // SAFETY: as for `kernel`.
     unsafe {
-        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(2)).add(panel * PANEL + lane)));
+        let mass = (*args.state.add(2)).add(panel * PANEL);
+        let limits = std::array::from_fn(|i| mul(splat(args.filter), load(mass.add(i * LANES))));
         let value = |row: usize, lane: usize| {
             let words = load_words(tile.add(row / 2 * PANEL + lane).cast());
             if row % 2 == 0 { first_of(words) } else { second_of(words) }
         };
-        let kept = flag_tiles(args.columns, limit, value, keep);
-        (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
+        list_rows(lists, first, args.columns, &limits, value, &mut *args.filtered);
     }
 }
 

@@ -20,7 +20,7 @@ unsafe fn kernel(args: &InputGrad) {
             a: args.a.add(args.first_panel * PANEL * hidden),
             panels: args.panels,
             hidden: args.hidden,
-            keep: std::ptr::null(),
+            lists: Lists::ALL,
         });
     }
 }

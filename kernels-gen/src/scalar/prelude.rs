@@ -31,6 +31,8 @@ pub type M = [bool; 8];
 /// Whether |a| is over the limit, or a NaN.
 #[inline] pub fn exceeds(a: V, limit: V) -> M { std::array::from_fn(|i| a[i].is_nan() || a[i].abs() > limit[i]) }
 #[inline] pub fn select(m: M, yes: V, no: V) -> V { std::array::from_fn(|i| if m[i] { yes[i] } else { no[i] }) }
+/// Lane i in bit i.
+#[inline] pub fn bits(m: M) -> u32 { (0..LANES).fold(0, |all, i| all | u32::from(m[i]) << i) }
 #[inline] pub fn any(m: M) -> bool { m.iter().any(|m| *m) }
 #[inline] pub fn horizontal_sum(a: V) -> f32 { a.iter().sum() }
 #[inline] pub fn prefetch(_: *const f32) {}
@@ -263,65 +265,133 @@ pub fn tanh(a: V) -> V {
     // A zero keeps its sign.
     select(eq(a, splat(0.0)), a, select(lt(size, splat(0.6)), near, far))
 }
-// The gradient filter: a tile of PANEL tokens by PANEL vocabulary entries whose values are all within their token's
-// limit takes no part in a product. Flags of tiles are bytes, 1 to keep.
+// The gradient filter: a step of the inner dimension whose values are all within their token's limit takes no part in a
+// product. A tile is what one step multiplies: the tokens and vocabulary entries of the left operand's rows, or of a panel
+// of the right operand, by one entry or token.
 
-use vocabfuse_kernels::abi::MOST_GRAD_PANELS;
+use vocabfuse_kernels::abi::TileCount;
 
-/// Most strips of the inner dimension in one product of a tile that can be filtered.
-const MOST_STRIPS: usize = if 512 / PANEL > MOST_GRAD_PANELS { 512 / PANEL } else { MOST_GRAD_PANELS };
+/// Inner elements of a step.
+const INNER: usize = 1;
+/// Steps of a strip.
+const STEPS: usize = PANEL / INNER;
+/// Stands for the number of steps of a list that has them all.
+const ALL: u16 = u16::MAX;
 
-/// Strips of the inner dimension that take part in a product.
-pub struct Strips {
-    list: [u16; MOST_STRIPS],
-    pub count: usize,
-    filtered: bool,
+/// Lists of the steps that take part in products, one a product, in the scratch of a call.
+#[derive(Clone, Copy)]
+pub struct Lists {
+    /// Lists of `1 + most` words: how many steps there are, then which. Null has all steps in every list.
+    pub words: *mut u16,
+    /// Most steps of a list.
+    pub most: usize,
 }
 
-impl Strips {
-    /// All of them.
-    #[inline]
-    pub fn all(count: usize) -> Strips {
-        Strips { list: [0; MOST_STRIPS], count, filtered: false }
-    }
+impl Lists {
+    /// Lists of all steps.
+    pub const ALL: Lists = Lists { words: std::ptr::null_mut(), most: 0 };
 
-    /// Those of the first `count` that are kept, at most `MOST_STRIPS`.
-    #[inline]
-    pub fn kept(count: usize, keep: impl Fn(usize) -> bool) -> Strips {
-        let mut strips = Strips { list: [0; MOST_STRIPS], count: 0, filtered: true };
-        for strip in 0..count {
-            if keep(strip) {
-                strips.list[strips.count] = strip as u16;
-                strips.count += 1;
-            }
-        }
-        strips
+    /// Bytes of some lists of at most `most` steps.
+    pub const fn bytes(lists: usize, most: usize) -> usize {
+        lists * (1 + most) * 2
     }
 
     /// As `TileProduct` takes them.
     #[inline]
-    pub fn list(&self) -> *const u16 {
-        if self.filtered { self.list.as_ptr() } else { std::ptr::null() }
+    unsafe fn get<'a>(&self, list: usize) -> Option<&'a [u16]> {
+        if self.words.is_null() {
+            return None;
+        }
+        // SAFETY: the caller has written this list.
+        unsafe {
+            let words = self.words.add(list * (1 + self.most));
+            if *words == ALL { None } else { Some(std::slice::from_raw_parts(words.add(1), *words as usize)) }
+        }
+    }
+
+    /// Writes the list of those of `steps` for which `keep` holds, and counts them.
+    #[inline]
+    
+    unsafe fn write(&self, list: usize, steps: usize, count: &mut TileCount, keep: impl Fn(usize) -> bool) {
+        // SAFETY: the caller answers for the list, and for at most `most` steps. What is written last may be dropped.
+        unsafe {
+            let words = self.words.add(list * (1 + self.most));
+            let mut kept = 0;
+            for step in 0..steps {
+                *words.add(1 + kept) = step as u16;
+                kept += usize::from(keep(step));
+            }
+            // What hardly skips is no faster than what runs through.
+            let all = kept * 8 > steps * 7;
+            *words = if all { ALL } else { kept as u16 };
+            count.add(steps as u64, if all { steps } else { kept } as u64);
+        }
     }
 }
 
-/// Flags the tiles of a panel that hold a value over the limit of its token, or a NaN; returns how many there are.
-/// `value(row, lane)` and `limit(lane)` are vectors of tokens.
+/// Bit `i` says whether the value of token `i` of a panel is over its limit, or a NaN. `value(lane)` is a vector of tokens.
 #[inline]
 
-pub unsafe fn flag_tiles(rows: usize, limit: impl Fn(usize) -> V, value: impl Fn(usize, usize) -> V, keep: *mut u8) -> u64 {
-    let mut kept = 0;
-    for (strip, first) in (0..rows).step_by(PANEL).enumerate() {
-        let end = rows.min(first + PANEL);
-        let over = (0..PANEL).step_by(LANES).any(|lane| {
-            let limit = limit(lane);
-            (first..end).any(|row| any(exceeds(value(row, lane), limit)))
-        });
-        // SAFETY: the caller answers for a flag a strip.
-        unsafe { *keep.add(strip) = u8::from(over) };
-        kept += u64::from(over);
+fn over(limits: &[V; VECTORS], value: impl Fn(usize) -> V) -> u32 {
+    let mut all = 0;
+    for (i, limit) in limits.iter().enumerate() {
+        all |= bits(exceeds(value(i * LANES), *limit)) << (i * LANES);
     }
-    kept
+    all
+}
+
+/// Lists for A += E W of one panel, from list `first` on: for each block of rows one for each block of tokens.
+#[inline]
+
+pub unsafe fn list_rows(
+    lists: &Lists,
+    first: usize,
+    rows: usize,
+    limits: &[V; VECTORS],
+    value: impl Fn(usize, usize) -> V,
+    count: &mut TileCount,
+) {
+    let mut over_limit = [0; E_STRIPS * STEPS];
+    for (block, row) in (0..rows).step_by(E_STRIPS * PANEL).enumerate() {
+        let steps = (E_STRIPS * PANEL).min(rows - row).div_ceil(INNER);
+        for (step, all) in over_limit[..steps].iter_mut().enumerate() {
+            *all = (0..INNER).fold(0, |all, i| all | over(limits, |lane| value(row + step * INNER + i, lane)));
+        }
+        let mut list = first + block * TOKEN_BLOCKS;
+        token_blocks(|first, tokens| {
+            let wanted = (((1u64 << tokens) - 1) << first) as u32;
+            // SAFETY: the caller answers for the lists.
+            unsafe { lists.write(list, steps, count, |step| over_limit[step] & wanted != 0) }
+            list += 1;
+        });
+    }
+}
+
+/// Lists for dW += Q X, one for each block of rows. `limit(panel, lane)` and `value(panel, row, lane)` are vectors of tokens.
+#[inline]
+
+pub unsafe fn list_tokens(
+    lists: &Lists,
+    rows: usize,
+    panels: usize,
+    limit: impl Fn(usize, usize) -> V,
+    value: impl Fn(usize, usize, usize) -> V,
+    count: &mut TileCount,
+) {
+    let mut list = 0;
+    row_blocks(rows, |first, size| {
+        let mut over_limit = [0; MOST_GRAD_PANELS];
+        for (panel, all) in over_limit[..panels].iter_mut().enumerate() {
+            let limits = std::array::from_fn(|i| limit(panel, i * LANES));
+            *all = (first..first + size).fold(0, |all, row| all | over(&limits, |lane| value(panel, row, lane)));
+        }
+        let wanted = (1 << INNER) - 1;
+        // SAFETY: the caller answers for the lists.
+        unsafe {
+            lists.write(list, panels * STEPS, count, |step| over_limit[step / STEPS] >> (step % STEPS * INNER) & wanted != 0)
+        }
+        list += 1;
+    });
 }
 /// Element of a packed operand.
 pub type Packed = f32;
@@ -330,21 +400,22 @@ type Operand = V;
 #[inline]  unsafe fn load_operand(p: *const Packed) -> Operand { unsafe { load(p) } }
 #[inline]  fn multiply(left: Operand, right: Operand, sum: V) -> V { mul_add(left, right, sum) }
 
-use vocabfuse_kernels::abi::Blocking;
+use vocabfuse_kernels::abi::{Blocking, MOST_GRAD_PANELS};
 
 /// Packed elements of a strip of the inner dimension.
 pub const DEPTH: usize = PANEL;
 const VECTORS: usize = PANEL / LANES;
 
-// E, then flags of tiles.
+// E, then lists of steps.
 fn softmax_scratch(chunk: usize, panels: usize) -> usize {
-    panels * (chunk * PANEL * 4 + chunk / PANEL)
+    let lists = Lists::bytes(e_lists(chunk), E_STRIPS * DEPTH);
+    panels * (chunk * PANEL * 4 + lists)
 }
 
-// Q of a block of panels, sums of columns, an edge of H, flags of tiles.
+// Q of a block of panels, sums of columns, an edge of H, lists of steps.
 fn grad_scratch(blocking: &Blocking) -> usize {
     let rows = blocking.grad_rows;
-    let q = blocking.grad_panels * (rows * DEPTH * 4 + rows.div_ceil(PANEL));
+    let q = blocking.grad_panels * rows * DEPTH * 4 + Lists::bytes(rows.div_ceil(ROWS), blocking.grad_panels * DEPTH);
     q + rows * LANES * 4 + ROWS * PANEL * 4
 }
 
@@ -363,7 +434,7 @@ pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::G
 
 /// C[rows][PANEL] (+)= sum over strips and k of a(row, k) b[k][PANEL].
 #[derive(Clone, Copy)]
-pub struct TileProduct {
+pub struct TileProduct<'a> {
     /// Number of strips of the inner dimension.
     pub strips: usize,
     /// Inner steps a strip.
@@ -380,14 +451,14 @@ pub struct TileProduct {
     pub c_stride: usize,
     /// Whether the result is added to.
     pub accumulate: bool,
-    /// The strips that take part, `strips` of them; null if all do.
-    pub kept: *const u16,
+    /// The steps that take part, counted over all strips; `None` if all do.
+    pub kept: Option<&'a [u16]>,
 }
 
-// BY_ROW: a(row, k) = a[row * DEPTH + k]; else a(row, k) = a[row + k * PANEL].
+// BY_ROW: a(row, k) = a[row * DEPTH + k]; else a(row, k) = a[row + k * PANEL]. LISTED: only the steps in `kept`.
 #[inline]
 
-unsafe fn tile<const N: usize, const BY_ROW: bool>(p: &TileProduct) {
+unsafe fn tile<const N: usize, const BY_ROW: bool, const LISTED: bool>(p: &TileProduct) {
     let (row_step, k_step) = if BY_ROW { (DEPTH, 1) } else { (1, PANEL) };
     // SAFETY: the operands have the extents that the caller states in `TileProduct`.
     unsafe {
@@ -397,10 +468,12 @@ unsafe fn tile<const N: usize, const BY_ROW: bool>(p: &TileProduct) {
                 prefetch(p.c.add(i * p.c_stride + j * LANES));
             }
         }
-        for i in 0..p.strips {
-            let strip = if p.kept.is_null() { i } else { *p.kept.add(i) as usize };
-            let (mut a, mut b) = (p.a.wrapping_add(strip * p.a_strip), p.b.wrapping_add(strip * p.steps * PANEL));
-            for _ in 0..p.steps {
+        let kept = if LISTED { p.kept.unwrap_or_default() } else { &[] };
+        for i in 0..if LISTED { kept.len() } else { p.strips } {
+            let first = if LISTED { *kept.get_unchecked(i) as usize } else { i * p.steps };
+            let (strip, k) = if LISTED { (first / DEPTH, first % DEPTH) } else { (i, 0) };
+            let (mut a, mut b) = (p.a.wrapping_add(strip * p.a_strip + k * k_step), p.b.wrapping_add(first * PANEL));
+            for _ in 0..if LISTED { 1 } else { p.steps } {
                 let mut right = [broadcast(0 as Packed); VECTORS];
                 for (j, right) in right.iter_mut().enumerate() {
                     *right = load_operand(b.add(j * LANES));
@@ -428,11 +501,15 @@ unsafe fn tile<const N: usize, const BY_ROW: bool>(p: &TileProduct) {
 unsafe fn tile_rows<const BY_ROW: bool>(rows: usize, p: &TileProduct) {
     // SAFETY: as the caller's.
     unsafe {
-        match rows {
-            1 => tile::<1, BY_ROW>(p),
-            2 => tile::<2, BY_ROW>(p),
-            3 => tile::<3, BY_ROW>(p),
-            4 => tile::<4, BY_ROW>(p),
+        match (rows, p.kept.is_some()) {
+            (1, false) => tile::<1, BY_ROW, false>(p),
+            (1, true) => tile::<1, BY_ROW, true>(p),
+            (2, false) => tile::<2, BY_ROW, false>(p),
+            (2, true) => tile::<2, BY_ROW, true>(p),
+            (3, false) => tile::<3, BY_ROW, false>(p),
+            (3, true) => tile::<3, BY_ROW, true>(p),
+            (4, false) => tile::<4, BY_ROW, false>(p),
+            (4, true) => tile::<4, BY_ROW, true>(p),
             _ => {}
         }
     }
@@ -488,7 +565,7 @@ pub unsafe fn logits(p: &Logits) {
                         c: p.out.add(panel * p.out_panel + row * PANEL),
                         c_stride: PANEL,
                         accumulate: strip > 0,
-                        kept: std::ptr::null(),
+                        kept: None,
                     });
                 });
             }
@@ -499,16 +576,20 @@ pub unsafe fn logits(p: &Logits) {
 }
 
 /// Strips of the inner dimension of A += E W whose E stays near.
-const E_STRIPS: usize = 64;
+pub const E_STRIPS: usize = 64;
 
-/// Strips of E that take part in A += E W, of `count` whose flags begin at `first`.
+/// Blocks of tokens of a panel, each a product of its own in A += E W.
+const TOKEN_BLOCKS: usize = PANEL.div_ceil(ROWS);
+
+/// Calls `f(first, tokens)` for each of them.
 #[inline]
-fn accumulated(keep: *const u8, first: usize, count: usize) -> Strips {
-    if keep.is_null() {
-        return Strips::all(count);
-    }
-    // SAFETY: a flag a strip.
-    Strips::kept(count, |strip| unsafe { *keep.add(first + strip) } != 0)
+fn token_blocks(f: impl FnMut(usize, usize)) {
+    row_blocks(PANEL, f);
+}
+
+/// Lists of a panel for A += E W over some rows.
+pub const fn e_lists(rows: usize) -> usize {
+    rows.div_ceil(E_STRIPS * PANEL) * TOKEN_BLOCKS
 }
 
 /// A += E W for some panels: `e[panel][row][token]` with zeros up to whole strips of rows, packed W, A `[token, padded H]`.
@@ -523,8 +604,8 @@ pub struct Accumulate {
     pub a: *mut f32,
     pub panels: usize,
     pub hidden: usize,
-    /// Flags of tiles, one a strip of rows and panel; null keeps all.
-    pub keep: *const u8,
+    /// Steps that take part, from `list_rows`: `e_lists` lists a panel.
+    pub lists: Lists,
 }
 
 
@@ -535,14 +616,16 @@ pub unsafe fn accumulate(p: &Accumulate) {
     for block in (0..strips).step_by(E_STRIPS) {
         for strip in 0..stride / PANEL {
             for panel in 0..p.panels {
-                let taken = accumulated(p.keep, panel * strips + block, E_STRIPS.min(strips - block));
-                if taken.count == 0 {
-                    continue;
-                }
-                // SAFETY: offsets stay within the buffers of `Accumulate`.
-                row_blocks(PANEL, |first, size| unsafe {
+                let mut list = panel * e_lists(p.rows) + block / E_STRIPS * TOKEN_BLOCKS;
+                // SAFETY: offsets stay within the buffers of `Accumulate`, whose lists the caller has written.
+                token_blocks(|first, size| unsafe {
+                    let kept = p.lists.get(list);
+                    list += 1;
+                    if kept.is_some_and(<[u16]>::is_empty) {
+                        return;
+                    }
                     tile_rows::<false>(size, &TileProduct {
-                        strips: taken.count,
+                        strips: E_STRIPS.min(strips - block),
                         steps: PANEL,
                         a: p.e.add(panel * p.e_panel + block * PANEL * PANEL + first),
                         a_strip: PANEL * PANEL,
@@ -550,7 +633,7 @@ pub unsafe fn accumulate(p: &Accumulate) {
                         c: p.a.add((panel * PANEL + first) * stride + strip * PANEL),
                         c_stride: stride,
                         accumulate: true,
-                        kept: taken.list(),
+                        kept,
                     });
                 });
             }
@@ -576,8 +659,8 @@ pub struct Gradient {
     pub blocks: usize,
     /// ROWS * PANEL elements, for the strip at a ragged end of H.
     pub edge: *mut f32,
-    /// Flags of tiles, one a panel and strip of rows; null keeps all.
-    pub keep: *const u8,
+    /// Steps that take part, from `list_tokens`: a list a block of rows.
+    pub lists: Lists,
 }
 
 
@@ -586,16 +669,19 @@ pub unsafe fn gradient(p: &Gradient) {
     let width = (p.blocks / p.panels.max(1)).max(2);
     for group in (0..strips).step_by(width) {
         let end = strips.min(group + width);
+        let mut list = 0;
         row_blocks(p.rows, |first, size| {
-            let taken = multiplied(p, first, size);
-            if taken.count == 0 {
+            // SAFETY: the caller has written the lists.
+            let kept = unsafe { p.lists.get(list) };
+            list += 1;
+            if kept.is_some_and(<[u16]>::is_empty) {
                 return;
             }
             for strip in group..end {
                 let (row, strip_ahead) = if strip + 1 < end { (first, strip + 1) } else { (first + size, group) };
                 prefetch_rows(p.dw.wrapping_add(row * p.dw_stride + strip_ahead * PANEL), p.dw_stride, size);
                 // SAFETY: the caller's blocks lie within the buffers of `Gradient`.
-                unsafe { gradient_tile(p, strip, first, size, &taken) }
+                unsafe { gradient_tile(p, strip, first, size, kept) }
             }
         });
     }
@@ -617,28 +703,17 @@ fn prefetch_rows(c: *const f32, stride: usize, rows: usize) {
 /// f32 elements of a cache line.
 const LINE: usize = 16;
 
-/// Panels of which some rows take part in dW += Q X.
-#[inline]
-fn multiplied(p: &Gradient, first: usize, size: usize) -> Strips {
-    if p.keep.is_null() {
-        return Strips::all(p.panels);
-    }
-    let (flags, from, to) = (p.rows.div_ceil(PANEL), first / PANEL, (first + size).div_ceil(PANEL));
-    // SAFETY: a flag a panel and strip of rows.
-    Strips::kept(p.panels, |panel| (from..to).any(|strip| unsafe { *p.keep.add(panel * flags + strip) } != 0))
-}
-
 // A ragged strip goes through `edge`.
 #[inline]
 
-unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize, taken: &Strips) {
+unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize, kept: Option<&[u16]>) {
     let columns = PANEL.min(p.hidden - strip * PANEL);
     let whole = columns == PANEL;
     // SAFETY: as the caller's.
     unsafe {
         let dw = p.dw.add(first * p.dw_stride + strip * PANEL);
         tile_rows::<true>(size, &TileProduct {
-            strips: taken.count,
+            strips: p.panels,
             steps: DEPTH,
             a: p.q.add(first * DEPTH),
             a_strip: p.q_panel,
@@ -646,7 +721,7 @@ unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize, t
             c: if whole { dw } else { p.edge },
             c_stride: if whole { p.dw_stride } else { PANEL },
             accumulate: whole,
-            kept: taken.list(),
+            kept,
         });
         if !whole {
             for row in 0..size {

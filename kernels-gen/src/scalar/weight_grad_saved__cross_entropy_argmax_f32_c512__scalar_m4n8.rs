@@ -12,15 +12,14 @@ const CHUNK: usize = 512;
 unsafe fn kernel(args: &WeightGrad) {
     let q = args.scratch.cast::<Packed>();
     let q_panel = args.columns * DEPTH;
-    let flags = args.columns.div_ceil(PANEL);
     let block = args.blocking.grad_panels;
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
         // One vector of partial sums a row: the lanes are added up once, at the end.
         let column_sums = q.add(block * q_panel).cast::<f32>();
         let edge = column_sums.add(args.columns * LANES);
-        let keep = edge.add(ROWS * PANEL).cast::<u8>();
-        let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
+        let words = edge.add(ROWS * PANEL).cast();
+        let lists = if args.filtered.is_null() { Lists::ALL } else { Lists { words, most: block * DEPTH } };
         let wanted = column_gradient(args);
         let sums = if wanted.is_null() { wanted } else { column_sums };
         if !sums.is_null() {
@@ -32,10 +31,8 @@ unsafe fn kernel(args: &WeightGrad) {
             for panel in 0..panels {
                 derivative(args, first + panel, q.add(panel * q_panel).cast(), sums);
             }
-            if !keep.is_null() {
-                for panel in 0..panels {
-                    flag(args, first + panel, q.add(panel * q_panel), keep.add(panel * flags));
-                }
+            if !args.filtered.is_null() {
+                list(args, first, panels, q, &lists);
             }
             gradient(&Gradient {
                 q,
@@ -49,7 +46,7 @@ unsafe fn kernel(args: &WeightGrad) {
                 dw_stride: args.dw_stride,
                 blocks: args.blocking.grad_blocks,
                 edge,
-                keep,
+                lists,
             });
             first += panels;
         }
@@ -61,15 +58,17 @@ unsafe fn kernel(args: &WeightGrad) {
     }
 }
 
-/// Flags of the tiles of one panel of Q.
+/// Lists of some panels of Q.
 
-unsafe fn flag(args: &WeightGrad, panel: usize, q: *const Packed, keep: *mut u8) {
+unsafe fn list(args: &WeightGrad, first: usize, panels: usize, q: *const Packed, lists: &Lists) {
     // SAFETY: as for `kernel`.
     unsafe {
-        let limit = |lane: usize| load(args.limits.add(panel * PANEL + lane));
-        let value = |row: usize, lane: usize| load(q.add(row * PANEL + lane));
-        let kept = flag_tiles(args.columns, limit, value, keep);
-        (*args.filtered).add(args.columns.div_ceil(PANEL) as u64, kept);
+        let limit = |panel: usize, lane: usize| load(args.limits.add((first + panel) * PANEL + lane));
+        let value = |panel: usize, row: usize, lane: usize| {
+            let q = q.add((panel * args.columns + row) * DEPTH);
+            load(q.add(lane))
+        };
+        list_tokens(lists, args.columns, panels, limit, value, &mut *args.filtered);
     }
 }
 

@@ -384,7 +384,12 @@ impl Cpu {
                 values,
                 references,
             };
-            match slices(walk.chunks(), walk.panels(), family.geometry.panel * walk.width * 4) {
+            // A filter measures values against the mass so far, of which slices of the vocabulary see a little each.
+            let slices = match pass.filter {
+                Some(_) => 1,
+                None => slices(walk.chunks(), walk.panels(), family.geometry.panel * walk.width * 4),
+            };
+            match slices {
                 1 => walk.by_tokens(rows),
                 slices => walk.by_vocabulary(slices, rows),
             }

@@ -126,7 +126,11 @@ impl Cpu {
         let region = padded * family.chunk * family.dtype.size();
         let limits: Vec<f32> = pass.filter.map_or_else(Vec::new, |filter| {
             let bound = pass.output("bound").unwrap_or_default();
-            bound.iter().zip(pass.upstream).map(|(b, upstream)| filter.threshold * (b * upstream).abs()).collect()
+            let limit = |(b, upstream): (&f32, &f32)| filter.threshold * (b * upstream).abs();
+            // What is behind the last token is not counted as left out.
+            let mut limits: Vec<f32> = bound.iter().zip(pass.upstream).map(limit).take(tokens).collect();
+            limits.resize(padded, -1.0);
+            limits
         });
         let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
