@@ -232,7 +232,7 @@ pub struct UnpackAccumulator {
     pub scratch: *mut u8,
 }
 
-/// Pass T for some rows of the vocabulary: dW += Qᵀ X, where Q is what the gradient program stores.
+/// Pass T for some rows of the vocabulary: dW += Qᵀ X or dW = Qᵀ X, where Q is what the gradient program stores.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightGrad {
     /// Inputs of the gradient program.
@@ -265,10 +265,12 @@ pub struct WeightGrad {
     pub saved_row: usize,
     /// References that the saved E is relative to.
     pub saved_reference: *const f32,
-    /// Row `first_column` of dW, row-major f32, added to.
+    /// Row `first_column` of dW, row-major f32.
     pub dw: *mut f32,
     /// Elements from one row of dW to the next.
     pub dw_stride: usize,
+    /// Whether dW is added to, and not overwritten. Always so with a filter: what it leaves out is not written.
+    pub accumulate: bool,
     /// Gradients of the column inputs in the order of the program, each from `first_column` on, added to; null skips.
     pub column_gradients: *const *mut f32,
     /// Tiles of Q whose values are all at most this, for each token, are left out of dW; negative behind the last token.

@@ -44,7 +44,7 @@ unsafe fn kernel(args: &WeightGrad) {
                     flag(args, first + index % panels, index / panels * PANEL, q.add(index * TERM_BLOCKS), keep);
                 }
             }
-            gradient(args, first, panels, q, c, keep, |work| match work {
+            gradient(args, first..first + panels, q, c, keep, args.accumulate, |work| match work {
                 Work::Start(block) if keep.is_null() => derivative = derivatives.begin(args, 0, block * PANEL),
                 Work::Step if keep.is_null() => {
                     let next = derivative.panel + 1 - first;
@@ -295,20 +295,24 @@ unsafe fn derivative<const WHOLE: bool>(
     }
 }
 
+use std::ops::Range;
+
 /// dW += Qᵀ X for some panels: a slice of Q of 32 rows is read from L1, X of some blocks of H from L2, and the sums of
-/// those blocks wait in `c` between slices. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all. Work is Q of the
+/// those blocks wait in `c` between slices; the first panels overwrite dW unless `accumulate` is set. `keep` has flags of tiles, `[row / 32][panel]`, null keeps all. Work is Q of the
 /// slices from the second on, each begun and ended, in `BLOCK_PARTS` a panel, beside the first products with the slice before.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn gradient(
     args: &WeightGrad,
-    first: usize,
-    panels: usize,
+    panels: Range<usize>,
     q: *const u16,
     c: *mut f32,
     keep: *const u8,
+    accumulate: bool,
     mut work: impl FnMut(Work),
 ) {
     let strips = padded(args.hidden) / PANEL;
+    let accumulate = accumulate || panels.start > 0;
+    let (first, panels) = (panels.start, panels.len());
     for group in (0..strips).step_by(HIDDEN_BLOCKS) {
         let width = HIDDEN_BLOCKS.min(strips - group);
         for row in (0..args.columns).step_by(PANEL) {
@@ -348,24 +352,26 @@ unsafe fn gradient(
                         }
                         // One block behind, while the next one is being multiplied.
                         if last && i > 0 {
-                            add_block(args, row, group + i - 1, c.add((i - 1) * BLOCK));
+                            add_block(args, row, group + i - 1, c.add((i - 1) * BLOCK), accumulate);
                         }
                     }
                 }
                 started = true;
             }
             // SAFETY: as for `kernel`.
-            unsafe { add_block(args, row, group + width - 1, c.add((width - 1) * BLOCK)) }
+            unsafe { add_block(args, row, group + width - 1, c.add((width - 1) * BLOCK), accumulate) }
         }
     }
 }
 
-/// Adds a block to dW, at rows from `row` and the block `strip` of H; what lies outside dW is dropped.
+/// Adds a block to dW, or writes it there, at rows from `row` and the block `strip` of H; what lies outside dW is dropped.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn add_block(args: &WeightGrad, row: usize, strip: usize, c: *const f32) {
+unsafe fn add_block(args: &WeightGrad, row: usize, strip: usize, c: *const f32, accumulate: bool) {
     let width = PANEL.min(args.hidden - strip * PANEL);
     let mask = |lane: usize| if width >= lane + LANES { !0 } else { (1u32 << width.saturating_sub(lane)) as u16 - 1 };
     let (low, high) = (mask(0), mask(LANES));
+    // Lanes of no mask are zero.
+    let (old_low, old_high) = if accumulate { (low, high) } else { (0, 0) };
     let dw = args.dw.wrapping_add(row * args.dw_stride + strip * PANEL);
     for i in 0..PANEL.min(args.columns - row) {
         // SAFETY: as for `kernel`; the masks keep to the columns that exist, and prefetches do not fault.
@@ -374,9 +380,9 @@ unsafe fn add_block(args: &WeightGrad, row: usize, strip: usize, c: *const f32) 
             // The block that comes next.
             _mm_prefetch::<_MM_HINT_ET0>(dw.wrapping_add(PANEL).cast());
             _mm_prefetch::<_MM_HINT_ET0>(dw.wrapping_add(PANEL + LANES).cast());
-            _mm512_mask_storeu_ps(dw, low, add(_mm512_maskz_loadu_ps(low, dw), load(c)));
+            _mm512_mask_storeu_ps(dw, low, add(_mm512_maskz_loadu_ps(old_low, dw), load(c)));
             let (c, dw) = (c.add(LANES), dw.wrapping_add(LANES));
-            _mm512_mask_storeu_ps(dw, high, add(_mm512_maskz_loadu_ps(high, dw), load(c)));
+            _mm512_mask_storeu_ps(dw, high, add(_mm512_maskz_loadu_ps(old_high, dw), load(c)));
         }
     }
 }

@@ -60,6 +60,7 @@ unsafe fn kernel(args: &WeightGrad) {
                 hidden: args.hidden,
                 dw: args.dw,
                 dw_stride: args.dw_stride,
+                accumulate: args.accumulate || first > 0,
                 blocks: args.blocking.grad_blocks,
                 edge,
                 lists,

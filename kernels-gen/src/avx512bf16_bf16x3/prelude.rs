@@ -877,6 +877,8 @@ pub struct Gradient {
     pub hidden: usize,
     pub dw: *mut f32,
     pub dw_stride: usize,
+    /// Whether dW is added to, and not overwritten, which takes every step of every list.
+    pub accumulate: bool,
     /// See `Blocking::grad_blocks`.
     pub blocks: usize,
     /// ROWS * PANEL elements, for the strip at a ragged end of H.
@@ -942,13 +944,14 @@ unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize, k
             b: p.x.add(strip * p.total_panels * DEPTH * PANEL),
             c: if whole { dw } else { p.edge },
             c_stride: if whole { p.dw_stride } else { PANEL },
-            accumulate: whole,
+            accumulate: whole && p.accumulate,
             kept,
         });
         if !whole {
             for row in 0..size {
                 for column in 0..columns {
-                    *dw.add(row * p.dw_stride + column) += *p.edge.add(row * PANEL + column);
+                    let dw = dw.add(row * p.dw_stride + column);
+                    *dw = *p.edge.add(row * PANEL + column) + if p.accumulate { *dw } else { 0.0 };
                 }
             }
         }

@@ -40,6 +40,7 @@ unsafe fn kernel(args: &VocabularyGrad) {
                 hidden: args.hidden,
                 dw: args.dw,
                 dw_stride: args.dw_stride,
+                accumulate: true,
                 blocks: args.blocking.grad_blocks,
                 edge,
                 lists: Lists::ALL,

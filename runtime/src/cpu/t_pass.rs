@@ -141,18 +141,15 @@ impl Cpu {
             // SAFETY: each task has its own rows of dW.
             let part = unsafe { dw.part(task.first_column * hidden, elements) };
             let (sums, narrow) = match part {
-                Part::F32(values) => {
-                    if dw.overwrites() {
-                        values.fill(0.0);
-                    }
-                    (values, None)
-                }
-                narrow => {
-                    let sums = &mut sums.as_mut()[..elements];
-                    sums.fill(0.0);
-                    (sums, Some(narrow))
-                }
+                Part::F32(values) => (values, None),
+                narrow => (&mut sums.as_mut()[..elements], Some(narrow)),
             };
+            let fresh = narrow.is_some() || dw.overwrites();
+            // What a filter leaves out is not written.
+            let accumulate = !fresh || pass.filter.is_some();
+            if fresh && accumulate {
+                sums.fill(0.0);
+            }
             let allocated = task.columns.next_multiple_of(geometry.row_block);
             if recompute {
                 // SAFETY: the rows are rows of W, and the buffer of this thread holds them.
@@ -205,6 +202,7 @@ impl Cpu {
                     saved_reference,
                     dw: sums.as_mut_ptr(),
                     dw_stride: hidden,
+                    accumulate,
                     column_gradients: &column_gradient,
                     limits: limits.as_ptr(),
                     filtered: if pass.filter.is_some() { &raw mut count } else { ptr::null_mut() },
