@@ -46,7 +46,8 @@ unsafe fn kernel(args: &InputGrad) {
     }
 }
 
-/// A tile as right operand: blocks `[row / 32][term]` of `[token / 16][row / 2][token % 16][row % 2]`, with zeros up to the end of the last.
+/// A tile as right operand: blocks `[row / 32][term]` of `[token / 16][row / 2][token % 16][row % 2]`, with zeros up to the
+/// end of the last.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack(tile: *const f32, rows: usize, e: *mut u16) {
     for row in (0..rows.next_multiple_of(PANEL)).step_by(2) {

@@ -5,7 +5,8 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Rows of X as pairs of bf16, for each strip of H, panel and term `[token / 2][PANEL]`: the streamed operand of the weight gradient.
+/// Rows of X as pairs of bf16, for each strip of H, panel and term `[token / 2][PANEL]`: the streamed operand of the weight
+/// gradient.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &PackTokens) {
     let x = args.x.cast::<Element>();
