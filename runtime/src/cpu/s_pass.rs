@@ -60,6 +60,16 @@ fn slices(chunks: usize, panels: usize, panel_bytes: usize) -> usize {
     if panels == 0 || panels > FEW_PANELS { 1 } else { (chunks / (1 + panels)).min(MOST_SLICES).min(room).max(1) }
 }
 
+/// Most bytes of packed chunks that threads which share tokens run through from one meeting to the next.
+const MEETING_BYTES: usize = 4 << 20;
+
+/// Chunks that are packed together. Threads wait for each other after packing and after use, and the fewer these meetings
+/// are, the less is lost when one is late.
+fn chunks_together(threads: usize, packed_chunk: usize, chunks: usize) -> usize {
+    let most = if threads == 1 { 1 } else { MEETING_BYTES / packed_chunk.max(1) };
+    most.min(chunks).max(1)
+}
+
 /// Near-equal parts of a range.
 fn part(of: usize, parts: usize, index: usize) -> Range<usize> {
     let bound = |i: usize| i * (of / parts) + i.min(of % parts);
@@ -73,8 +83,9 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
     let panels = cpu.blocking(family, hidden).panels.min(padded / geometry.panel);
     let scratch = (geometry.softmax_scratch)(family.chunk, panels);
     let chunk = family.chunk * width * (geometry.packed + geometry.packed_transpose);
-    let slices = slices(columns.div_ceil(family.chunk), padded / geometry.panel, geometry.panel * width * 4);
-    let packed = if slices > 1 { chunk * cpu.threads() } else { chunk };
+    let chunks = columns.div_ceil(family.chunk);
+    let slices = slices(chunks, padded / geometry.panel, geometry.panel * width * 4);
+    let packed = chunk * if slices > 1 { cpu.threads() } else { chunks_together(cpu.threads(), chunk, chunks) };
     let a = padded * width * 4 * if slices > 1 { slices + 1 } else { 1 };
     padded * width * geometry.packed + a + tokens * hidden * family.dtype.size() + packed + scratch * cpu.threads()
 }
@@ -192,29 +203,37 @@ impl Walk<'_> {
         }
     }
 
-    /// One chunk after the other, its panels shared by the threads.
+    /// Some chunks after the others, their panels shared by the threads.
     fn by_tokens(&self, rows: &mut ShardRows) {
-        let (family, geometry, panels) = (self.family, &self.family.geometry, self.panels());
+        let (family, panels) = (self.family, self.panels());
         let threads = rayon::current_num_threads();
-        // As many blocks for each thread, and blocks of nearly equal size, but none too large for the cache.
-        let blocks = (panels.div_ceil(self.blocking.panels).next_multiple_of(threads)).clamp(1, panels.max(1));
-        let largest = panels.div_ceil(blocks).min(self.blocking.panels);
+        // Each thread has a share of its own: with smaller tasks one that is ahead takes the last task of another, which
+        // then waits for it.
+        let share = |thread: usize| part(panels, threads, thread);
+        let largest = share(0).len().min(self.blocking.panels);
         let scratch = self.scratch(threads, largest, 0);
-        let mut w: Buffer<u8> = self.memory.buffer(self.packed_chunk());
+        let together = chunks_together(threads, self.packed_chunk(), self.chunks());
+        let mut w: Buffer<u8> = self.memory.buffer(together * self.packed_chunk());
         let (mut state, a) = self.room(rows);
         let place = Place { state: SharedPointer(state.as_mut_ptr()), a };
         let w = w.pointer();
-        let block = 64usize.next_multiple_of(geometry.row_block);
-        for chunk in 0..self.chunks() {
-            (0..family.chunk.div_ceil(block)).into_par_iter().for_each(|i| {
+        let packed = |index: usize| w.get().wrapping_add(index * self.packed_chunk());
+        let piece = 64usize.next_multiple_of(family.geometry.row_block);
+        let pieces = family.chunk.div_ceil(piece);
+        for first in (0..self.chunks()).step_by(together) {
+            let chunks = together.min(self.chunks() - first);
+            (0..chunks * pieces).into_par_iter().for_each(|i| {
+                let (index, start) = (i / pieces, i % pieces * piece);
                 // SAFETY: each call packs its own rows.
-                unsafe { self.pack(chunk, i * block..((i + 1) * block).min(family.chunk), w.get()) }
+                unsafe { self.pack(first + index, start..(start + piece).min(family.chunk), packed(index)) }
             });
-            (0..if panels == 0 { 0 } else { blocks }).into_par_iter().for_each(|block| {
+            (0..threads.min(panels)).into_par_iter().with_max_len(1).for_each(|thread| {
                 let mut scratch = lock(&scratch);
                 let scratch = scratch.kernel.as_mut().as_mut_ptr();
-                // SAFETY: each call has its own panels, and the scratch of its thread.
-                unsafe { self.run(chunk, part(panels, blocks, block), w.get(), place, scratch) }
+                for index in 0..chunks {
+                    // SAFETY: each call has its own panels, and the scratch of its thread.
+                    unsafe { self.run(first + index, share(thread), packed(index), place, scratch) }
+                }
             });
         }
         self.unpack(rows);
@@ -434,6 +453,11 @@ mod tests {
         assert_eq!((slices(64, 1, 128 * kib), slices(64, 2, 128 * kib), slices(64, 8, 128 * kib)), (32, 21, 7));
         assert_eq!((slices(400, 1, 128 * kib), slices(64, 2, 512 * kib), slices(640, 4, 2048 * kib)), (32, 8, 1));
         assert_eq!((slices(1, 1, kib), slices(0, 1, kib), slices(64, 9, kib), slices(64, 0, kib)), (1, 1, 1, 1));
+        assert_eq!(
+            (chunks_together(1, kib, 9), chunks_together(2, 2048 * kib, 9), chunks_together(8, kib, 9)),
+            (1, 2, 9)
+        );
+        assert_eq!((chunks_together(2, 8192 * kib, 9), chunks_together(2, kib, 0)), (1, 1));
         let parts: Vec<_> = (0..4).map(|i| part(10, 4, i)).collect();
         assert_eq!(parts, [0..3, 3..6, 6..8, 8..10]);
     }
