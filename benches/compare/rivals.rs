@@ -4,6 +4,7 @@
 use crate::data::{self, Shape};
 use crate::memory;
 use anyhow::{Context, Result, bail};
+use bytemuck::allocation::zeroed_vec;
 use half::{bf16, f16};
 use std::time::Instant;
 use vocabfuse::plain;
@@ -29,11 +30,12 @@ impl Values {
         })
     }
 
+    /// Of memory that nobody has touched, as competitors allocate theirs.
     fn zeros(count: usize, dtype: Dtype) -> Values {
         match dtype {
-            Dtype::F32 => Values::F32(vec![0.0; count]),
-            Dtype::Bf16 => Values::Bf16(vec![bf16::ZERO; count]),
-            Dtype::F16 => Values::F16(vec![f16::ZERO; count]),
+            Dtype::F32 => Values::F32(zeroed_vec(count)),
+            Dtype::Bf16 => Values::Bf16(zeroed_vec(count)),
+            Dtype::F16 => Values::F16(zeroed_vec(count)),
         }
     }
 

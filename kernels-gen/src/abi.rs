@@ -267,6 +267,9 @@ pub struct WeightGrad {
     pub saved_reference: *const f32,
     /// Row `first_column` of dW, row-major f32.
     pub dw: *mut f32,
+    /// The same of a dW in the kernel's dtype, to which sums are then rounded once; null for one in f32, and with more panels
+    /// than [`Blocking::grad_panels`], since sums are whole only at the end.
+    pub rounded: *mut u8,
     /// Elements from one row of dW to the next.
     pub dw_stride: usize,
     /// Whether dW is added to, and not overwritten. Always so with a filter: what it leaves out is not written.

@@ -75,6 +75,11 @@ impl GradientMut<'_> {
         }
     }
 
+    /// Where element `start` is.
+    pub(crate) fn pointer(&self, start: usize) -> *mut u8 {
+        self.data.get().wrapping_add(start * self.dtype.size())
+    }
+
     /// Zeros from element `start` on, if what is there does not count.
     pub(crate) fn clear_from(&mut self, start: usize) {
         assert!(start <= self.len, "element {start} of {}", self.len);

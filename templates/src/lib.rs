@@ -41,6 +41,7 @@ templates! {
     "cpu/merge.rs.in",
     "cpu/finish.rs.in",
     "cpu/logits.rs.in",
+    "cpu/round_row.rs.in",
     "cpu/row_logits.rs.in",
     "cpu/row_statistics.rs.in",
     "cpu/row_gradient.rs.in",

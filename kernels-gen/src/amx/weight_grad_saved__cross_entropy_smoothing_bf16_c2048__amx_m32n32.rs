@@ -376,6 +376,16 @@ unsafe fn add_block(args: &WeightGrad, row: usize, strip: usize, c: *const f32, 
     let (low, high) = (mask(0), mask(LANES));
     // Lanes of no mask are zero.
     let (old_low, old_high) = if accumulate { (low, high) } else { (0, 0) };
+    if !args.rounded.is_null() {
+        for i in 0..PANEL.min(args.columns - row) {
+            // SAFETY: as for `kernel`: the row and its first `width` columns from the strip on exist.
+            unsafe {
+                let to = args.rounded.cast::<u16>().add((row + i) * args.dw_stride + strip * PANEL);
+                round_row(to, c.add(i * PANEL), width, accumulate);
+            }
+        }
+        return;
+    }
     let dw = args.dw.wrapping_add(row * args.dw_stride + strip * PANEL);
     for i in 0..PANEL.min(args.columns - row) {
         // SAFETY: as for `kernel`; the masks keep to the columns that exist, and prefetches do not fault.
@@ -387,6 +397,27 @@ unsafe fn add_block(args: &WeightGrad, row: usize, strip: usize, c: *const f32, 
             _mm512_mask_storeu_ps(dw, low, add(_mm512_maskz_loadu_ps(old_low, dw), load(c)));
             let (c, dw) = (c.add(LANES), dw.wrapping_add(LANES));
             _mm512_mask_storeu_ps(dw, high, add(_mm512_maskz_loadu_ps(old_high, dw), load(c)));
+        }
+    }
+}
+
+/// Some f32 sums to a row of a dW in bf16, each rounded once, added to what is there or in its place.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn round_row(to: *mut u16, sums: *const f32, columns: usize, accumulate: bool) {
+    for lane in (0..columns).step_by(LANES) {
+        // SAFETY: the caller answers for `columns` elements to write, and as many sums up to the end of a vector to read.
+        unsafe {
+            let (to, sums) = (to.add(lane), load(sums.add(lane)));
+            let put = |to: *mut u16| store_bf16(to, if accumulate { add(load_bf16(to), sums) } else { sums });
+            let count = columns - lane;
+            if count >= LANES {
+                put(to);
+            } else {
+                let mut some = [0; LANES];
+                std::ptr::copy_nonoverlapping(to, some.as_mut_ptr(), count);
+                put(some.as_mut_ptr());
+                std::ptr::copy_nonoverlapping(some.as_ptr(), to, count);
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ unsafe fn kernel(args: &VocabularyGrad) {
         for first in (0..args.panels).step_by(args.blocking.grad_panels) {
             let panels = args.blocking.grad_panels.min(args.panels - first);
             let block = q.add(first * args.stride);
-            gradient(&Gradient {
+            let gradient_of_panels = Gradient {
                 q: block,
                 q_panel: args.stride,
                 rows: args.columns,
@@ -32,10 +32,12 @@ unsafe fn kernel(args: &VocabularyGrad) {
                 dw: args.dw,
                 dw_stride: args.dw_stride,
                 accumulate: true,
+                apart: false,
                 blocks: args.blocking.grad_blocks,
                 edge,
                 lists: Lists::ALL,
-            });
+            };
+            gradient(&gradient_of_panels, |_| {});
         }
     }
 }

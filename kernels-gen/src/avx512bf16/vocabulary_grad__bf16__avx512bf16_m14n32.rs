@@ -30,7 +30,7 @@ unsafe fn kernel(args: &VocabularyGrad) {
                     }
                 }
             }
-            gradient(&Gradient {
+            let gradient_of_panels = Gradient {
                 q: rounded.cast(),
                 q_panel: args.columns * DEPTH,
                 rows: args.columns,
@@ -41,10 +41,12 @@ unsafe fn kernel(args: &VocabularyGrad) {
                 dw: args.dw,
                 dw_stride: args.dw_stride,
                 accumulate: true,
+                apart: false,
                 blocks: args.blocking.grad_blocks,
                 edge,
                 lists: Lists::ALL,
-            });
+            };
+            gradient(&gradient_of_panels, |_| {});
         }
     }
 }

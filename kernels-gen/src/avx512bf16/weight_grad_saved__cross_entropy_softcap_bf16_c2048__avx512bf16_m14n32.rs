@@ -34,7 +34,7 @@ unsafe fn kernel(args: &WeightGrad) {
             if !args.filtered.is_null() {
                 list(args, first, panels, q, &lists);
             }
-            gradient(&Gradient {
+            let gradient_of_panels = Gradient {
                 q,
                 q_panel,
                 rows: args.columns,
@@ -45,15 +45,43 @@ unsafe fn kernel(args: &WeightGrad) {
                 dw: args.dw,
                 dw_stride: args.dw_stride,
                 accumulate: args.accumulate || first > 0,
+                apart: !args.rounded.is_null(),
                 blocks: args.blocking.grad_blocks,
                 edge,
                 lists,
+            };
+            gradient(&gradient_of_panels, |tile| {
+                let to = args.rounded.cast::<u16>().add(tile.first_row * args.dw_stride + tile.first_column);
+                for row in 0..tile.rows {
+                    round_row(to.add(row * args.dw_stride), edge.add(row * PANEL), tile.columns, args.accumulate);
+                }
             });
             first += panels;
         }
         if !wanted.is_null() {
             for row in 0..args.columns {
                 *wanted.add(row) += horizontal_sum(load(column_sums.add(row * LANES)));
+            }
+        }
+    }
+}
+
+/// Some f32 sums to a row of a dW in bf16, each rounded once, added to what is there or in its place.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn round_row(to: *mut u16, sums: *const f32, columns: usize, accumulate: bool) {
+    for lane in (0..columns).step_by(LANES) {
+        // SAFETY: the caller answers for `columns` elements to write, and as many sums up to the end of a vector to read.
+        unsafe {
+            let (to, sums) = (to.add(lane), load(sums.add(lane)));
+            let put = |to: *mut u16| store_bf16(to, if accumulate { add(load_bf16(to), sums) } else { sums });
+            let count = columns - lane;
+            if count >= LANES {
+                put(to);
+            } else {
+                let mut some = [0; LANES];
+                std::ptr::copy_nonoverlapping(to, some.as_mut_ptr(), count);
+                put(some.as_mut_ptr());
+                std::ptr::copy_nonoverlapping(some.as_ptr(), to, count);
             }
         }
     }

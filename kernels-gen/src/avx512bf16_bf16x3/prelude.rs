@@ -879,16 +879,28 @@ pub struct Gradient {
     pub dw_stride: usize,
     /// Whether dW is added to, and not overwritten, which takes every step of every list.
     pub accumulate: bool,
+    /// Whether sums are left in `edge` for somebody else to put into dW.
+    pub apart: bool,
     /// See `Blocking::grad_blocks`.
     pub blocks: usize,
-    /// ROWS * PANEL elements, for the strip at a ragged end of H.
+    /// ROWS * PANEL elements, for the strip at a ragged end of H and for sums that are put apart.
     pub edge: *mut f32,
     /// Steps that take part, from `list_tokens`: a list a block of rows.
     pub lists: Lists,
 }
 
+/// A tile of dW whose sums are in `Gradient::edge`, rows of PANEL.
+pub struct TileOfSums {
+    pub first_row: usize,
+    pub rows: usize,
+    pub first_column: usize,
+    pub columns: usize,
+}
+
+/// Calls `put` for every tile whose sums are put apart.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub unsafe fn gradient(p: &Gradient) {
+pub unsafe fn gradient(p: &Gradient, put: impl Fn(&TileOfSums)) {
     let strips = p.hidden.div_ceil(PANEL);
     let width = (p.blocks / p.panels.max(1)).max(2);
     for group in (0..strips).step_by(width) {
@@ -903,9 +915,15 @@ pub unsafe fn gradient(p: &Gradient) {
             }
             for strip in group..end {
                 let (row, strip_ahead) = if strip + 1 < end { (first, strip + 1) } else { (first + size, group) };
-                prefetch_rows(p.dw.wrapping_add(row * p.dw_stride + strip_ahead * PANEL), p.dw_stride, size);
+                if !p.apart {
+                    prefetch_rows(p.dw.wrapping_add(row * p.dw_stride + strip_ahead * PANEL), p.dw_stride, size);
+                }
                 // SAFETY: the caller's blocks lie within the buffers of `Gradient`.
                 unsafe { gradient_tile(p, strip, first, size, kept) }
+                if p.apart {
+                    let (first_column, columns) = (strip * PANEL, PANEL.min(p.hidden - strip * PANEL));
+                    put(&TileOfSums { first_row: first, rows: size, first_column, columns });
+                }
             }
         });
     }
@@ -927,15 +945,15 @@ fn prefetch_rows(c: *const f32, stride: usize, rows: usize) {
 /// f32 elements of a cache line.
 const LINE: usize = 16;
 
-// A ragged strip goes through `edge`.
+// A ragged strip goes through `edge`, sums that are put apart stay there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize, kept: Option<&[u16]>) {
     let columns = PANEL.min(p.hidden - strip * PANEL);
-    let whole = columns == PANEL;
+    let whole = columns == PANEL && !p.apart;
     // SAFETY: as the caller's.
     unsafe {
-        let dw = p.dw.add(first * p.dw_stride + strip * PANEL);
+        let dw = p.dw.wrapping_add(first * p.dw_stride + strip * PANEL);
         tile_rows::<true>(size, &TileProduct {
             strips: p.panels,
             steps: DEPTH,
@@ -947,7 +965,7 @@ unsafe fn gradient_tile(p: &Gradient, strip: usize, first: usize, size: usize, k
             accumulate: whole && p.accumulate,
             kept,
         });
-        if !whole {
+        if !whole && !p.apart {
             for row in 0..size {
                 for column in 0..columns {
                     let dw = dw.add(row * p.dw_stride + column);

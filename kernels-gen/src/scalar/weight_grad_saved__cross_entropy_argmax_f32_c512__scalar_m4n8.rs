@@ -34,7 +34,7 @@ unsafe fn kernel(args: &WeightGrad) {
             if !args.filtered.is_null() {
                 list(args, first, panels, q, &lists);
             }
-            gradient(&Gradient {
+            let gradient_of_panels = Gradient {
                 q,
                 q_panel,
                 rows: args.columns,
@@ -45,10 +45,12 @@ unsafe fn kernel(args: &WeightGrad) {
                 dw: args.dw,
                 dw_stride: args.dw_stride,
                 accumulate: args.accumulate || first > 0,
+                apart: !args.rounded.is_null(),
                 blocks: args.blocking.grad_blocks,
                 edge,
                 lists,
-            });
+            };
+            gradient(&gradient_of_panels, |_| {});
             first += panels;
         }
         if !wanted.is_null() {

@@ -5,7 +5,7 @@ use super::family::{Family, ProgramInputs, bind, column};
 use super::s_pass::{Saved, lock};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::filter::Filter;
-use crate::gradient::{GradientMut, Part};
+use crate::gradient::GradientMut;
 use crate::passes::{LayerInputs, Sums};
 use crate::{Dtype, Matrix, Result};
 use rayon::prelude::*;
@@ -60,7 +60,8 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
     let (padded, width) = (tokens.next_multiple_of(geometry.panel), family.padded_hidden(hidden));
     let blocking = cpu.blocking(family, hidden);
     let packed = if saved { 0 } else { blocking.grad_rows * width * geometry.packed };
-    let sums = if family.dtype == Dtype::F32 { 0 } else { blocking.grad_rows * hidden * 4 };
+    let direct = family.dtype == Dtype::F32 || padded / geometry.panel <= blocking.grad_panels;
+    let sums = if direct { 0 } else { blocking.grad_rows * hidden * 4 };
     let x = padded * width * geometry.packed * if saved { 1 } else { 2 };
     x + ((geometry.grad_scratch)(&blocking) + packed + sums) * cpu.threads()
 }
@@ -115,7 +116,9 @@ impl Cpu {
         let x =
             if recompute { self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows) } else { Buffer::zeroed(0) };
         let packed = if recompute { rows * width * geometry.packed } else { 0 };
-        let sums = if dw.dtype() == Dtype::F32 { 0 } else { rows * hidden };
+        // Kernels round sums that are whole at once; those of more panels are gathered in f32 first.
+        let direct = dw.dtype() == Dtype::F32 || panels <= blocking.grad_panels;
+        let sums = if direct { 0 } else { rows * hidden };
         let scratch = || Scratch {
             kernel: self.memory().buffer((geometry.grad_scratch)(&blocking)),
             w: self.memory().buffer(packed),
@@ -138,17 +141,21 @@ impl Cpu {
             let mut scratch = lock(&scratch);
             let Scratch { kernel: scratch, w, sums } = &mut *scratch;
             let elements = task.columns * hidden;
-            // SAFETY: each task has its own rows of dW.
-            let part = unsafe { dw.part(task.first_column * hidden, elements) };
-            let (sums, narrow) = match part {
-                Part::F32(values) => (values, None),
-                narrow => (&mut sums.as_mut()[..elements], Some(narrow)),
+            let rows_of_dw = dw.pointer(task.first_column * hidden);
+            let (sums, rounded) = match (direct, dw.dtype()) {
+                (false, _) => (sums.as_mut().as_mut_ptr(), ptr::null_mut()),
+                (true, Dtype::F32) => (rows_of_dw.cast(), ptr::null_mut()),
+                (true, _) => (ptr::null_mut(), rows_of_dw),
             };
-            let fresh = narrow.is_some() || dw.overwrites();
+            let fresh = !direct || dw.overwrites();
             // What a filter leaves out is not written.
             let accumulate = !fresh || pass.filter.is_some();
             if fresh && accumulate {
-                sums.fill(0.0);
+                let (rows, size) =
+                    if direct { (rows_of_dw, dw.dtype().size()) } else { (sums.cast(), size_of::<f32>()) };
+                // SAFETY: each task has its own rows of dW, each thread its own sums, with room for as many elements. Zero
+                // bytes are zeros of all types.
+                unsafe { rows.write_bytes(0, elements * size) }
             }
             let allocated = task.columns.next_multiple_of(geometry.row_block);
             if recompute {
@@ -200,7 +207,8 @@ impl Cpu {
                     saved,
                     saved_row: task.first_column - task.chunk * family.chunk,
                     saved_reference,
-                    dw: sums.as_mut_ptr(),
+                    dw: sums,
+                    rounded,
                     dw_stride: hidden,
                     accumulate,
                     column_gradients: &column_gradient,
@@ -209,8 +217,12 @@ impl Cpu {
                     scratch: scratch.as_mut().as_mut_ptr(),
                 });
             }
-            if let Some(narrow) = narrow {
-                narrow.put(sums, dw.overwrites());
+            if !direct {
+                // SAFETY: each task has its own rows of dW, and the sums of its thread hold them.
+                unsafe {
+                    let sums = std::slice::from_raw_parts(sums, elements);
+                    dw.part(task.first_column * hidden, elements).put(sums, dw.overwrites());
+                }
             }
             if let Some(filter) = pass.filter {
                 filter.add(count.tiles, count.skipped);
