@@ -33,11 +33,18 @@ fn put<T: Element, D: Device>(
 }
 
 fn in_its_own_type<T: Element>(cpu: &Cpu, save: Save, from: fn(f32) -> T, wide: fn(T) -> f32) {
+    // Kernels round the sums of few tokens themselves, those of more are gathered first.
+    for tokens in [100, 1100] {
+        of_tokens(cpu, save, tokens, from, wide);
+    }
+}
+
+fn of_tokens<T: Element>(cpu: &Cpu, save: Save, tokens: usize, from: fn(f32) -> T, wide: fn(T) -> f32) {
     let policy = Policy { save, ..Policy::default() };
-    let case = Case { dtype: T::DTYPE, policy, ..Case::new(1100, 40, CLASSES) };
+    let case = Case { dtype: T::DTYPE, policy, ..Case::new(tokens, 40, CLASSES) };
     let tensors = Tensors::random(&case);
     let exact = run(cpu, &case, &tensors).unwrap().out.dw;
-    let what = format!("{} {:?} {save}", cpu.name(), T::DTYPE);
+    let what = format!("{} {:?} {save} {tokens} tokens", cpu.name(), T::DTYPE);
 
     let mut dw = vec![from(3.0); ROWS * case.hidden];
     put(cpu, &case, &tensors, from, GradientMut::from(&mut dw).overwriting()).unwrap();
