@@ -71,6 +71,7 @@ enum Competitor {
     #[value(name = "vocabfuse-bf16x3")]
     VocabfuseBf16x3,
     Plain,
+    Candle,
     TorchEager,
     TorchCompile,
     TorchLinearCrossEntropy,
@@ -86,6 +87,7 @@ impl Competitor {
             Competitor::VocabfuseRecompute => "vocabfuse recompute",
             Competitor::VocabfuseBf16x3 => "vocabfuse bf16x3 recompute",
             Competitor::Plain => "plain composition in Rust",
+            Competitor::Candle => "candle",
             Competitor::TorchEager => "torch eager",
             Competitor::TorchCompile => "torch.compile",
             Competitor::TorchLinearCrossEntropy => "F.linear_cross_entropy",
@@ -95,8 +97,8 @@ impl Competitor {
     }
 
     fn in_torch(self) -> bool {
-        use Competitor::{Plain, VocabfuseBf16x3, VocabfuseRecompute, VocabfuseSaved};
-        !matches!(self, VocabfuseSaved | VocabfuseRecompute | VocabfuseBf16x3 | Plain)
+        use Competitor::{Candle, Plain, VocabfuseBf16x3, VocabfuseRecompute, VocabfuseSaved};
+        !matches!(self, VocabfuseSaved | VocabfuseRecompute | VocabfuseBf16x3 | Plain | Candle)
     }
 
     /// Whether it has products of a dtype.
@@ -157,7 +159,7 @@ pub fn compare(options: &Options) -> Result<()> {
 
 impl<'a> Arena<'a> {
     fn open(options: &'a Options) -> Result<Arena<'a>> {
-        let worker = build_worker()?;
+        let worker = build(&WORKER)?;
         let scratch = tempfile::tempdir()?;
         let umpire = Child::start(Command::new(&worker), &scratch.path().join("umpire.log"))?;
         Ok(Arena { options, worker, scratch, umpire, torch: None, failed: vec![] })
@@ -234,7 +236,8 @@ impl<'a> Arena<'a> {
         if competitor.in_torch() {
             return self.start_python(&log);
         }
-        Child::start(pinned(&self.worker, self.options, self.scratch.path()), &log)
+        let worker = if competitor == Competitor::Candle { &build(&CANDLE)? } else { &self.worker };
+        Child::start(pinned(worker, self.options, self.scratch.path()), &log)
     }
 
     fn start_python(&self, log: &Path) -> Result<Child> {
@@ -327,12 +330,25 @@ fn root() -> PathBuf {
     xtask.parent().unwrap_or(xtask).to_owned()
 }
 
-/// Builds the Rust worker and returns its path, which depends on the target directory in use.
-fn build_worker() -> Result<PathBuf> {
+/// A worker in Rust: its name, and what cargo is asked for.
+struct Package {
+    name: &'static str,
+    arguments: &'static [&'static str],
+}
+
+const WORKER: Package = Package { name: "compare-worker", arguments: &["--example", "compare-worker"] };
+/// In a workspace of its own: nothing else needs candle.
+const CANDLE: Package = Package {
+    name: "compare-candle",
+    arguments: &["--manifest-path", "benches/candle/Cargo.toml", "--target-dir", "target/candle"],
+};
+
+/// Builds a worker and returns its path, which depends on the target directory in use.
+fn build(package: &Package) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = ["build", "--release", "--example", "compare-worker", "--message-format=json-render-diagnostics"];
+    let arguments = [&["build", "--release", "--message-format=json-render-diagnostics"], package.arguments].concat();
     let output = Command::new(cargo)
-        .args(arguments)
+        .args(&arguments)
         .current_dir(root())
         .stderr(Stdio::inherit())
         .output()
@@ -343,7 +359,7 @@ fn build_worker() -> Result<PathBuf> {
     String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "compare-worker")
+        .filter(|message| message["target"]["name"] == package.name)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .context("cargo named no executable of the example compare-worker")
+        .with_context(|| format!("cargo named no executable of {}", package.name))
 }
