@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use truth::Truth;
-use vocabfuse::calibrate;
+use vocabfuse::Dtype;
+use vocabfuse::calibrate::{self, Rate, TileLoads};
 
 /// What a worker can be asked for.
 #[derive(Deserialize)]
@@ -30,8 +31,8 @@ enum Request {
     Run,
     /// Loss and sampled rows of dW of the last run; the rows go to a file of f32. Peak memory of the runs.
     Results { path: PathBuf },
-    /// Measures the f32 FMA peak of one thread.
-    Calibrate,
+    /// Measures what one thread can do at most, and for products of this type.
+    Calibrate { dtype: String },
     /// Computes loss and sampled rows in f64 and keeps them.
     Reference { shape: Shape, rows: Vec<usize> },
     /// Errors of a competitor's results against the reference. A loss that is not finite arrives as null.
@@ -66,10 +67,7 @@ impl Worker {
                 let loss = results.loss;
                 Ok(json!({ "loss": loss.is_finite().then_some(loss), "peak_bytes": rival.peak_bytes() }))
             }
-            Request::Calibrate => {
-                let (gflops, isa) = calibrate::peak();
-                Ok(json!({ "gflops": gflops, "isa": isa }))
-            }
+            Request::Calibrate { dtype } => calibration(dtype.parse()?),
             Request::Reference { shape, rows } => {
                 self.truth = Some(Truth::compute(&shape, &rows)?);
                 Ok(json!({}))
@@ -85,6 +83,20 @@ impl Worker {
     fn rival(&mut self) -> Result<&mut Rival> {
         self.rival.as_mut().context("no competitor loaded yet")
     }
+}
+
+/// All rates, the highest that products of this type can have, and how tiles are loaded, if there are any.
+fn calibration(dtype: Dtype) -> Result<Value> {
+    let rates = calibrate::rates(1);
+    let of_dtype = rates.iter().filter(|rate| rate.operation.multiplies(dtype));
+    let peak =
+        of_dtype.max_by(|a, b| a.gflops.total_cmp(&b.gflops)).context("no vectors of this processor are known")?;
+    let named = |rate: &Rate| json!({ "operation": rate.operation.as_str(), "isa": rate.isa, "gflops": rate.gflops });
+    Ok(json!({
+        "peak": named(peak),
+        "rates": rates.iter().map(named).collect::<Vec<_>>(),
+        "tile_loads": TileLoads::of(&rates).map(TileLoads::as_str),
+    }))
 }
 
 /// JSON has no infinity: null stands for it.

@@ -3,11 +3,13 @@
 //! Every competitor is a process of its own, which answers requests on its stdin (`benches/compare`). All are loaded
 //! first, then run in turn, round after round, so that a change of the machine's pace hits all of them alike.
 
+mod calibration;
 mod child;
 mod report;
 mod rounds;
 
 use anyhow::{Context, Result, bail};
+use calibration::Calibration;
 use child::{Child, pinned};
 use clap::{Args, ValueEnum};
 use report::{Entry, Report};
@@ -126,12 +128,6 @@ struct Loaded {
     device: String,
 }
 
-#[derive(Deserialize)]
-struct Calibration {
-    gflops: f64,
-    isa: String,
-}
-
 /// The comparison while it runs.
 struct Arena<'a> {
     options: &'a Options,
@@ -175,7 +171,7 @@ impl<'a> Arena<'a> {
         if runners.is_empty() {
             bail!("no competitor could be loaded{}", report::sentences(&self.failed));
         }
-        let (rounds, isa) = self.rounds(&mut runners)?;
+        let (rounds, calibrations) = self.rounds(&mut runners)?;
 
         let mut entries = vec![];
         eprintln!("computing the exact results in f64");
@@ -190,7 +186,8 @@ impl<'a> Arena<'a> {
             }
         }
         Ok(Report {
-            setting: report::Setting::new(self.options, isa),
+            setting: report::Setting::new(self.options),
+            calibrations,
             entries,
             rounds,
             torch: self.torch,
@@ -261,16 +258,18 @@ impl<'a> Arena<'a> {
         matches!(self.torch, Some(Ok(_)))
     }
 
-    /// Runs all rounds; also gives the instruction set of the calibration.
-    fn rounds(&mut self, runners: &mut [Runner]) -> Result<(Vec<rounds::Round>, String)> {
+    /// Runs all rounds; also gives all calibrations.
+    fn rounds(&mut self, runners: &mut [Runner]) -> Result<(Vec<rounds::Round>, Vec<Calibration>)> {
         let Arena { options, umpire, failed, .. } = self;
-        let mut isa = String::new();
+        let mut calibrations = vec![];
+        let request = json!({ "op": "calibrate", "dtype": name(&options.dtype) });
         let calibrate = || {
             std::thread::sleep(PAUSE);
-            let calibration: Calibration = umpire.ask(&json!({ "op": "calibrate" })).context("the calibration")?;
-            isa = calibration.isa;
-            eprintln!("calibration: {:.1} GFLOP/s", calibration.gflops);
-            Ok(calibration.gflops)
+            let calibration: Calibration = umpire.ask(&request).context("the calibration")?;
+            eprintln!("calibration: {calibration}");
+            let gflops = calibration.peak.gflops;
+            calibrations.push(calibration);
+            Ok(gflops)
         };
         let count = runners.len();
         let run = |index: usize| {
@@ -291,7 +290,7 @@ impl<'a> Arena<'a> {
             }
         };
         let rounds = rounds::play(options.rounds.get(), count, calibrate, run)?;
-        Ok((rounds, isa))
+        Ok((rounds, calibrations))
     }
 
     /// Collects memory and errors of a competitor.

@@ -11,13 +11,15 @@ use anyhow::bail;
 use data::Data;
 use measure::Setting;
 use report::{Peak, Report, Where};
-use vocabfuse::{Cpu, Device, Dtype, Gpu, Precision, Target, calibrate};
+use vocabfuse::calibrate::{self, Operation, Rate};
+use vocabfuse::{Cpu, Device, Dtype, Gpu, Precision, Target};
 
 /// Measure passes S, C1 and T on random tensors, with one rank
 ///
 /// Prints the median and the least time of each pass, the rate it reaches (S counts 4 NVH operations, T 2 NVH with saved
-/// and 4 NVH with recomputed numerators, the whole 6 NVH), on a CPU its share of what fused multiply-adds from registers
-/// reach in the same run (of dot products of bf16 pairs, if the kernels use these; an operation of bf16x3 is three of them), and peak memory. On a GPU, times are of the device, without copies from and to the host.
+/// and 4 NVH with recomputed numerators, the whole 6 NVH), on a CPU its share of what the operation of the kernels reaches in
+/// the same run (f32 multiply-adds or dot products of bf16 pairs from registers, bf16 tiles from L1; an operation of bf16x3
+/// is three of bf16), and peak memory. On a GPU, times are of the device, without copies from and to the host.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     vocabfuse bench --tokens 1024 --hidden 1024 --vocab 32768 --dtype bf16 --threads 1 --check\n  \
@@ -74,19 +76,19 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gpu>) -> anyhow::Result<Outcome> {
     let data = Data::new([args.tokens, args.hidden, args.vocab], args.dtype, args.seed)?;
     // Before and after: a machine that is busy or throttles shows.
-    let peak = || cpu.and_then(|cpu| peak(cpu, args.dtype, args.precision));
-    let before = peak();
+    let rates = || cpu.and_then(|cpu| rates(cpu, args.dtype, args.precision));
+    let before = rates();
     let policy = args.policy.policy(None);
     let setting = Setting { data: &data, device, gpu, policy, rounds: args.rounds };
     let measured = measure::measure(&setting)?;
-    let after = peak();
+    let after = rates();
     let check = args.check.then(|| check::check(&data, &measured, args.precision));
 
     let place = Where {
         device: cpu.map(Cpu::name).or_else(|| gpu.map(Gpu::name)).unwrap_or_default(),
         threads: cpu.map(Cpu::threads),
         precision: args.precision.map_or("exact", Precision::as_str),
-        peak: before.zip(after).map(|(a, b)| if a.gflops > b.gflops { a } else { b }),
+        peak: before.zip(after).map(|(before, after)| Peak::new(&before, &after)),
     };
     let report = Report::new(&data, &measured, &place, check);
     if args.json {
@@ -103,13 +105,16 @@ fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gp
     }
 }
 
-/// What the vectors that the kernels use reach from registers. Tiles have no such loop.
-fn peak(cpu: &Cpu, dtype: Dtype, precision: Option<Precision>) -> Option<Peak> {
-    let pairs = dtype == Dtype::Bf16 || precision.is_some();
-    let (rate, operation) = match cpu.target() {
-        Target::Amx if pairs => return None,
-        Target::Avx512Bf16 if pairs => (calibrate::bf16_peak_of(cpu.threads()), "dot products of bf16 pairs"),
-        _ => (calibrate::peak_of(cpu.threads()), "f32 multiply-adds"),
+/// Rates of this machine, that of the operation that the kernels use first.
+fn rates(cpu: &Cpu, dtype: Dtype, precision: Option<Precision>) -> Option<Vec<Rate>> {
+    let mut rates = calibrate::rates(cpu.threads());
+    let in_bf16 = dtype == Dtype::Bf16 || precision.is_some();
+    let operation = match cpu.target() {
+        Target::Amx if in_bf16 => Operation::Bf16Tiles,
+        Target::Avx512Bf16 if in_bf16 => Operation::Bf16Pairs,
+        _ => Operation::F32,
     };
-    rate.map(|(gflops, isa)| Peak { gflops, isa, operation })
+    let used = rates.iter().position(|rate| rate.operation == operation)?;
+    rates.swap(0, used);
+    Some(rates)
 }

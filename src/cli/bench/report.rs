@@ -6,6 +6,7 @@ use super::measure::{Measured, Times};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use vocabfuse::Filtered;
+use vocabfuse::calibrate::{Operation, Rate, TileLoads};
 
 /// Where it ran.
 pub struct Where {
@@ -65,12 +66,30 @@ struct Pass {
     share: Option<f64>,
 }
 
-/// What operations from registers reach.
+/// What the operation of the kernels reaches on this machine.
 #[derive(Clone, Copy, Serialize)]
 pub struct Peak {
     pub gflops: f64,
     pub isa: &'static str,
     pub operation: &'static str,
+    /// Whether tiles were loaded at full rate before and after the rounds; null where no tile is.
+    pub tile_loads: Option<[&'static str; 2]>,
+}
+
+impl Peak {
+    /// From rates before and after the rounds, that of the operation first: a machine that is busy or throttles shows the
+    /// better one of the two.
+    pub fn new(before: &[Rate], after: &[Rate]) -> Peak {
+        let best = if before[0].gflops > after[0].gflops { before[0] } else { after[0] };
+        let loads = |rates| TileLoads::of(rates).map(TileLoads::as_str);
+        let tile_loads = loads(before).zip(loads(after)).filter(|_| best.operation == Operation::Bf16Tiles);
+        Peak {
+            gflops: best.gflops,
+            isa: best.isa,
+            operation: best.operation.as_str(),
+            tile_loads: tile_loads.map(|(before, after)| [before, after]),
+        }
+    }
 }
 
 /// The middle of a sample, which is not empty.
@@ -160,9 +179,12 @@ impl Report {
             ]);
         }
         text += &format!("{table}\n");
-        if let Some(Peak { gflops, isa, operation }) = self.peak {
+        if let Some(Peak { gflops, isa, operation, tile_loads }) = self.peak {
             let threads = self.threads.unwrap_or(1);
-            text += &format!("peak: {gflops:.1} GFLOP/s of {operation} ({isa}) from registers, {threads} threads\n");
+            text += &format!("peak: {gflops:.1} GFLOP/s of {operation} ({isa}), {threads} threads\n");
+            if let Some([before, after]) = tile_loads {
+                text += &format!("tile loads: {before} before the rounds, {after} after them\n");
+            }
         }
         if let Some([dx, dw]) = self.filtered.map(|shares| shares.map(|share| share * 100.0)) {
             text += &format!("tiles left out by the filter: {dx:.1} % of dX, {dw:.1} % of dW\n");
@@ -191,6 +213,17 @@ fn check_table(check: &Check) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_peak_is_the_better_of_two_and_tiles_have_a_mode() {
+        let rate = |operation, gflops| Rate { operation, isa: "AMX", gflops };
+        let run = |l1| [rate(Operation::Bf16Tiles, l1), rate(Operation::Bf16TilesInRegisters, 2500.0)];
+        let peak = Peak::new(&run(490.0), &run(2600.0));
+        assert_eq!((peak.gflops, peak.tile_loads), (2600.0, Some(["throttled", "full rate"])));
+        // Kernels without tiles have nothing to do with their loads.
+        let f32_first = |l1| [rate(Operation::F32, 150.0), run(l1)[0], run(l1)[1]];
+        assert_eq!(Peak::new(&f32_first(490.0), &f32_first(490.0)).tile_loads, None);
+    }
 
     #[test]
     fn medians() {

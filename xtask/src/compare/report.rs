@@ -1,5 +1,6 @@
 //! What came out, as a section of a markdown document.
 
+use super::calibration::{self, Calibration};
 use super::rounds::{Round, counted};
 use super::{Competitor, Options, name};
 use anyhow::{Context, Result};
@@ -20,8 +21,6 @@ pub struct Setting {
     only: Vec<String>,
     cpu: String,
     date: String,
-    /// Instruction set of the calibration.
-    isa: String,
     /// Instruction set that the kernels were told to use.
     forced: Option<String>,
 }
@@ -45,6 +44,8 @@ pub struct Entry {
 /// The whole comparison.
 pub struct Report {
     pub setting: Setting,
+    /// Before and after every round, repeated ones included.
+    pub calibrations: Vec<Calibration>,
     pub entries: Vec<Entry>,
     pub rounds: Vec<Round>,
     /// Version of torch, or why there is none; `None` if it was not asked for.
@@ -54,7 +55,7 @@ pub struct Report {
 
 impl Setting {
     /// The setting of this machine, now.
-    pub fn new(options: &Options, isa: String) -> Setting {
+    pub fn new(options: &Options) -> Setting {
         Setting {
             tokens: options.tokens.get(),
             hidden: options.hidden.get(),
@@ -65,7 +66,6 @@ impl Setting {
             only: options.only.iter().map(name).collect(),
             cpu: cpu_model().unwrap_or_else(|| "unknown CPU".to_owned()),
             date: today().unwrap_or_else(|| "unknown".to_owned()),
-            isa,
             forced: std::env::var("VOCABFUSE_ISA").ok(),
         }
     }
@@ -94,9 +94,8 @@ impl Report {
         let setting = &self.setting;
         let counted = counted(&self.rounds);
         let unsettled = counted.iter().filter(|round| !round.settled()).count();
-        let calibrations = || counted.iter().flat_map(|round| [round.calibration.0, round.calibration.1]);
-        let peak = median(calibrations()).unwrap_or(f64::NAN);
-        let (lowest, highest) = (calibrations().fold(peak, f64::min), calibrations().fold(peak, f64::max));
+        let peak =
+            median(counted.iter().flat_map(|round| [round.calibration.0, round.calibration.1])).unwrap_or(f64::NAN);
         let mut text = format!("{}\n\n", setting.heading());
         let torch = match &self.torch {
             Some(Ok(version)) => format!(" Torch {version}."),
@@ -106,17 +105,19 @@ impl Report {
         let _ = writeln!(
             text,
             "{}, forward and backward, outputs allocated within the time.{torch} \
-             f32 FMA peak of one thread in the same run: {peak:.1} GFLOP/s ({}), median of {lowest:.1} to {highest:.1}.\n",
-            setting.date, setting.isa
+             {}\n",
+            setting.date,
+            calibration::sentences(&self.calibrations)
         );
         let _ = writeln!(text, "```sh\n{}\n```\n", setting.command());
         self.table(&mut text, &counted, peak);
+        let peak_of = self.calibrations.first().map_or("unknown operations", |first| first.peak.operation.as_str());
         let _ = writeln!(
             text,
             "\n\"Time / saved\" and \"time / recompute\" are medians of the ratios to vocabfuse in the same round. Memory is \
              the peak over the inputs, and beside it without dW and dX. Errors are relative to the largest exact value, \
              against f64; that of dW over a sample of its rows. The share counts 6NVH operations, 8NVH for recompute, and \
-             is of {} x the f32 FMA peak, whatever the type.",
+             is of {} x {peak:.1} GFLOP/s of {peak_of}, the fastest here for operands of this type.",
             setting.threads
         );
         if unsettled > 0 {
@@ -240,7 +241,7 @@ fn replace_section(document: &str, heading: &str, section: &str) -> String {
     format!("{}\n", out.join("\n").trim_end())
 }
 
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

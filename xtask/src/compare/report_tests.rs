@@ -1,3 +1,4 @@
+use super::super::calibration::Rate;
 use super::*;
 
 fn report() -> Report {
@@ -16,6 +17,7 @@ fn report() -> Report {
         ms: vec![Some(2.0 * scale), None, Some(6.0 * scale)],
         repeated: 0,
     };
+    let rate = Rate { operation: "multiply-adds".to_owned(), isa: "AVX-512".to_owned(), gflops: 100.0 };
     Report {
         setting: Setting {
             tokens: 1000,
@@ -27,9 +29,9 @@ fn report() -> Report {
             only: vec![],
             cpu: "A CPU".to_owned(),
             date: "2000-01-01".to_owned(),
-            isa: "AVX-512".to_owned(),
             forced: None,
         },
+        calibrations: vec![Calibration { peak: rate.clone(), rates: vec![rate], tile_loads: None }],
         entries: vec![entry(Competitor::VocabfuseSaved, 0, 3), entry(Competitor::TorchEager, 2, 3)],
         // The last one does not count: it is not settled.
         rounds: vec![round(1.0, 100.0), round(2.0, 100.0), round(50.0, 10.0)],
@@ -44,7 +46,8 @@ fn the_section_says_everything() {
     let has = |text: &str| assert!(section.contains(text), "{text} is missing in:\n{section}");
     has("## N = 1000, H = 100, V = 200, f32, 2 threads, A CPU\n");
     has("cargo xtask compare --tokens 1000 --hidden 100 --vocab 200 --dtype f32 --threads 2 --rounds 3\n");
-    has("100.0 GFLOP/s (AVX-512), median of 100.0 to 100.0.");
+    has("medians: multiply-adds 100.0 (AVX-512; 100.0 to 100.0).");
+    has("2 x 100.0 GFLOP/s of multiply-adds, the fastest here");
     // 6 x 1000 x 100 x 200 operations in 3 ms are 40 GFLOP/s, of 200.
     has("| vocabfuse saved | 3.0 | 2.0 | 1.00 | - | 5 | 2 | 1.0e-7 | inf | 20 % | avx512 |");
     has("| torch eager | 9.0 | 6.0 | 3.00 | - |");
