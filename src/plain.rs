@@ -156,7 +156,9 @@ fn softmax_gradient(row: &mut [f32], problem: &Problem<'_, f32>, token: usize) -
     let shares: Option<Vec<f32>> = (options.label_smoothing > 0.0)
         .then(|| (0..row.len()).map(|class| problem.smoothed(target, class).1 as f32).collect());
     let spread = shares.as_ref().map(|shares| {
-        let below: Vec<f32> = row.iter().zip(shares).map(|(y, share)| share * (max - y)).collect();
+        // A class without a share may be masked.
+        let below = |(y, share): (&f32, &f32)| if *share == 0.0 { 0.0 } else { share * (max - y) };
+        let below: Vec<f32> = row.iter().zip(shares).map(below).collect();
         (lanes(shares, 0.0, |a, b| a + b), lanes(&below, 0.0, |a, b| a + b))
     });
 
@@ -166,7 +168,8 @@ fn softmax_gradient(row: &mut [f32], problem: &Problem<'_, f32>, token: usize) -
     let hard = problem.smoothed(target, target).0 as f32;
     let (all_shares, below) = spread.unwrap_or_default();
     let z_loss = options.z_loss as f32;
-    let loss = hard * ((max - logit) + log_sum) + (below + all_shares * log_sum) + z_loss * lse * lse;
+    let hard_loss = if hard == 0.0 { 0.0 } else { hard * ((max - logit) + log_sum) };
+    let loss = hard_loss + (below + all_shares * log_sum) + z_loss * lse * lse;
 
     let factor = problem.gradient_factor(token) as f32;
     let of_p = factor * (hard + all_shares + 2.0 * z_loss * lse) + problem.lse_factor(token) as f32;

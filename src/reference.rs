@@ -108,6 +108,8 @@ fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>
     let surprise = if at_target > others { (others / at_target).ln_1p() } else { (max - logit) + total.ln() };
     let lse = max + total.ln();
     // Where a class has no share of the target distribution, its logit may be -inf.
+    let hard = problem.smoothed(target, target).0;
+    let hard_loss = if hard == 0.0 { 0.0 } else { hard * surprise };
     let spread: f64 = logits()
         .enumerate()
         .map(|(j, y)| (problem.smoothed(target, j).1, y))
@@ -116,7 +118,7 @@ fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>
         .sum();
     Row {
         target: Some(target),
-        loss: problem.smoothed(target, target).0 * surprise + spread + problem.options.z_loss * lse * lse,
+        loss: hard_loss + spread + problem.options.z_loss * lse * lse,
         lse,
         argmax: if max.is_nan() { -1 } else { logits().position(|y| y == max).map_or(-1, |j| j as i64) },
         max,

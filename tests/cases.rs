@@ -2,13 +2,16 @@
 
 mod common;
 
-use common::{Case, Tensors, bf16x3, check, run, same};
+use common::{Case, Tensors, amx, bf16x3, check, devices, run, same};
 use half::bf16;
 use vocabfuse::reference::largest_error;
 use vocabfuse_runtime::{
     Algorithm, Batch, Cpu, CrossEntropy, Dtype, Error, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Save,
-    Shard, ShardLayout, Upstream,
+    Shard, ShardLayout, Target, Upstream,
 };
+
+/// A class that no logit reaches.
+const MASKED: usize = 7;
 
 /// Cross-entropy with every combination of what has kernels of its own.
 fn forms() -> impl Iterator<Item = CrossEntropy> {
@@ -150,6 +153,28 @@ fn a_masked_class_is_impossible_unless_targets_are_smoothed_onto_it() {
         } else {
             check(&case, &tensors, &run(&cpu(), &case, &tensors).unwrap()).unwrap();
             assert!(out.dw[7 * 6..8 * 6].iter().all(|v| *v == 0.0) && out.dbias.unwrap()[7] == 0.0);
+        }
+    }
+}
+
+#[test]
+fn a_masked_class_without_weight_costs_nothing() {
+    let no_emulation = |cpu: &Cpu| cpu.target() != Target::Amx;
+    for cpu in devices(2).into_iter().chain(amx(2)) {
+        for loss in forms().filter(|loss| loss.softcap.is_none() || no_emulation(&cpu)) {
+            // A masked class that no target names; then one that is a target, which has no weight either.
+            for target in [1, MASKED as i64] {
+                let case =
+                    Case { dtype: Dtype::Bf16, loss, bias: true, extras: [false, false, true], ..Case::new(5, 6, 20) };
+                let case = Case { bounds: vec![0, 9, 20], ..case };
+                let mut tensors = Tensors::random(&case);
+                tensors.targets = vec![target, 2, 3, 4, 5];
+                tensors.bias.as_mut().unwrap()[MASKED] = f32::NEG_INFINITY;
+                tensors.class_weights.as_mut().unwrap()[MASKED] = 0.0;
+                let run = run(&cpu, &case, &tensors).unwrap();
+                check(&case, &tensors, &run).unwrap_or_else(|e| panic!("{}: {e}", cpu.name()));
+                assert!(run.out.dbias.unwrap()[MASKED] == 0.0 && run.out.loss.iter().all(|l| l.is_finite()));
+            }
         }
     }
 }

@@ -211,6 +211,9 @@ fn growing_logits_repair_the_reference() {
     });
 }
 
+/// The documented limit of finite logits, of either sign.
+const LARGEST: f32 = 1e38;
+
 #[test]
 fn huge_logits_and_finite_masks_are_ordinary_numbers() {
     // Beyond 2^22 a reference in f32 is no exact integer multiple of anything near a logit any more.
@@ -220,15 +223,16 @@ fn huge_logits_and_finite_masks_are_ordinary_numbers() {
         if case.dtype == Dtype::F16 {
             return; // f16 has no such numbers to save.
         }
-        for huge in [5e6, 3e9, 1e10, 2e10, 1e12, 1e20, 1e30] {
+        for huge in [5e6, 3e9, 1e10, 2e10, 1e12, 1e20, 1e30, 7e37, LARGEST] {
             let mut tensors = Tensors::random(case);
             tensors.targets = vec![600, 601, 700, 1000, 1099];
             // A chunk and more that is masked by a finite number, as some programs do.
             tensors.bias = Some((0..case.vocab).map(|v| if v < 600 { -huge } else { 0.0 }).collect());
             check(case, &tensors, &run(cpu, case, &tensors).unwrap())
                 .unwrap_or_else(|e| panic!("{} {huge:e}: {e}", cpu.name()));
-            // The whole row is far below zero, or one logit far above it.
-            for (everywhere, one) in [(-huge, 0.0), (huge, 0.0), (0.0, huge)] {
+            // The whole row is far below or above zero, or one logit far above or below the others.
+            for (everywhere, one) in [(-huge, 0.0), (huge, 0.0), (0.0, huge), (-huge, 2.0 * huge), (huge, -2.0 * huge)]
+            {
                 let bias = |v| if v == 601 { everywhere + one } else { everywhere };
                 tensors.bias = Some((0..case.vocab).map(bias).collect());
                 let out = run(cpu, case, &tensors).unwrap().out;
@@ -238,7 +242,8 @@ fn huge_logits_and_finite_masks_are_ordinary_numbers() {
                     let error = (f64::from(*got) - want).abs();
                     assert!(error <= f64::from(huge) * 1e-6, "{got} for {want} with {huge:e} on {}", cpu.name());
                 }
-                assert!(out.dx.iter().chain(&out.dw).all(|v| v.is_finite()), "{huge:e} on {}", cpu.name());
+                let gradients = out.dx.iter().chain(&out.dw).chain(out.dbias.iter().flatten());
+                assert!(gradients.into_iter().all(|v| v.is_finite()), "{huge:e} on {}", cpu.name());
             }
         }
     });

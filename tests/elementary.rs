@@ -67,6 +67,19 @@ macro_rules! target {
                     }
                 }
             }
+
+            /// Values rounded to bf16 and to f16.
+            $(#[target_feature(enable = $features)])?
+            pub unsafe fn round(values: &[f32], bf16: &mut [u16], f16: &mut [u16]) {
+                for (i, value) in values.chunks_exact(LANES).enumerate() {
+                    // SAFETY: each is a whole vector; the caller has looked at the processor.
+                    unsafe {
+                        let value = load(value.as_ptr());
+                        store_bf16(bf16[i * LANES..][..LANES].as_mut_ptr(), value);
+                        store_f16(f16[i * LANES..][..LANES].as_mut_ptr(), value);
+                    }
+                }
+            }
         }
     };
 }
@@ -75,16 +88,17 @@ target!(avx2, "avx2,fma,f16c");
 target!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 
 type Apply = unsafe fn(Function, &[f32], &mut [f32]);
+type Round = unsafe fn(&[f32], &mut [u16], &mut [u16]);
 
 /// Those that run here, the fastest last.
-fn targets() -> Vec<(&'static str, Apply)> {
-    let mut targets: Vec<(&str, Apply)> = vec![("scalar", scalar::apply)];
+fn targets() -> Vec<(&'static str, Apply, Round)> {
+    let mut targets: Vec<(&str, Apply, Round)> = vec![("scalar", scalar::apply, scalar::round)];
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
-        targets.push(("avx2", avx2::apply));
+        targets.push(("avx2", avx2::apply, avx2::round));
     }
     let needed = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
     if needed && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-        targets.push(("avx512", avx512::apply));
+        targets.push(("avx512", avx512::apply, avx512::round));
     }
     targets
 }
@@ -136,14 +150,14 @@ fn check(name: &str, function: Function, apply: Apply, step: u64) {
 fn exp_of_every_number() {
     // One target over all of them; the others differ from it in their primitives alone, and are sampled.
     let targets = targets();
-    for (i, (name, apply)) in targets.iter().enumerate() {
+    for (i, (name, apply, _)) in targets.iter().enumerate() {
         check(name, Function::Exp, *apply, if i + 1 == targets.len() { 1 } else { 251 });
     }
 }
 
 #[test]
 fn other_functions_over_a_dense_sample() {
-    for (name, apply) in targets() {
+    for (name, apply, _) in targets() {
         for function in [Function::Exp2, Function::Ln, Function::Ln1p, Function::Tanh] {
             check(name, function, apply, 1009);
         }
@@ -156,7 +170,7 @@ fn special_values_are_those_of_the_library() {
         [0.0, -0.0, 1.0, -1.0, -2.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE, 1e-45, 3e38];
     let mut values = [1.0; 16];
     values[..inputs.len()].copy_from_slice(&inputs);
-    for (name, apply) in targets() {
+    for (name, apply, _) in targets() {
         for function in [Function::Exp, Function::Exp2, Function::Ln, Function::Ln1p, Function::Tanh] {
             let mut out = [7.0; 16];
             // SAFETY: the target runs here, and 16 are whole vectors.
@@ -174,5 +188,36 @@ fn special_values_are_those_of_the_library() {
                 );
             }
         }
+    }
+}
+
+/// Rounds the floats of some bit patterns on every target, as the library does.
+fn rounds_as_the_library(patterns: impl Iterator<Item = u32>) {
+    let mut values: Vec<f32> = patterns.map(f32::from_bits).collect();
+    values.resize(values.len().next_multiple_of(16), 0.0);
+    let (mut to_bf16, mut to_f16) = (vec![7; values.len()], vec![7; values.len()]);
+    for (name, _, round) in targets() {
+        // SAFETY: the target runs here, and all are whole vectors of the same length.
+        unsafe { round(&values, &mut to_bf16, &mut to_f16) };
+        for (value, (bf16, f16)) in values.iter().zip(to_bf16.iter().zip(&to_f16)) {
+            let bits = value.to_bits();
+            assert_eq!(*bf16, half::bf16::from_f32(*value).to_bits(), "{name} bf16 of {bits:#x}");
+            assert_eq!(*f16, half::f16::from_f32(*value).to_bits(), "{name} f16 of {bits:#x}");
+        }
+    }
+}
+
+#[test]
+fn numbers_round_as_in_the_library() {
+    rounds_as_the_library((0..u32::MAX / 509).map(|i| i * 509));
+}
+
+#[test]
+fn every_nan_stays_one() {
+    // All payloads whose low bits are at an end, which is where rounding carries, and a sample of the others.
+    let mantissas = (1..0x80_0000u32).filter(|m| m % 61 == 0 || [0, 1, 0x1fff, 0x7fff, 0xffff].contains(&(m & 0xffff)));
+    let payloads: Vec<u32> = mantissas.chain([0x7f_ffff, 0x7f_8000, 0x7f_7fff, 1]).collect();
+    for sign in [0, 0x8000_0000] {
+        rounds_as_the_library(payloads.iter().map(|mantissa| sign | 0x7f80_0000 | mantissa));
     }
 }

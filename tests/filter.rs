@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::filter::{bounds, check_within, every_option};
 use common::{Case, Run, Tensors, amx, amx_bf16x3, bf16x3, devices, run, same};
 use vocabfuse_runtime::{Algorithm, Cpu, CrossEntropy, Dtype, OutputLayer, Policy, Save, ShardLayout, Target};
 
@@ -16,7 +17,10 @@ fn case(policy: Policy, dtype: Dtype) -> Case {
 
 /// Tensors with a bias that makes some columns unlikely.
 fn tensors(case: &Case) -> Tensors {
-    let mut tensors = Tensors::random(case);
+    unlikely_columns(Tensors::random(case))
+}
+
+fn unlikely_columns(mut tensors: Tensors) -> Tensors {
     for (column, bias) in tensors.bias.iter_mut().flatten().enumerate() {
         if (200..600).contains(&column) || (1100..1400).contains(&column) {
             *bias -= 12.0;
@@ -50,27 +54,6 @@ fn everywhere(test: impl Fn(&Cpu, &Case)) {
     }
 }
 
-/// What may be missing from each element of dX and dW: `threshold` of every derivative.
-fn bounds(case: &Case, tensors: &Tensors, threshold: f32) -> (Vec<f64>, Vec<f64>) {
-    let scale = f64::from(threshold * case.loss.logit_scale) / case.tokens as f64;
-    let upstream: Vec<f64> = tensors.upstream.iter().flatten().map(|u| f64::from(u.abs()) * scale).collect();
-    let column = |values: &[f32], h: usize, weight: &dyn Fn(usize) -> f64| -> f64 {
-        values.iter().skip(h).step_by(case.hidden).enumerate().map(|(i, v)| f64::from(v.abs()) * weight(i)).sum()
-    };
-    let w: Vec<f64> = (0..case.hidden).map(|h| column(&tensors.w, h, &|_| 1.0)).collect();
-    let dx = upstream.iter().flat_map(|u| w.iter().map(move |w| u * w)).collect();
-    let dw: Vec<f64> = (0..case.hidden).map(|h| column(&tensors.x, h, &|i| upstream[i])).collect();
-    (dx, dw.repeat(case.vocab))
-}
-
-fn check_within(what: &str, all: &[f32], kept: &[f32], bound: &[f64]) {
-    let rounding = all.iter().fold(0.0f32, |m, v| m.max(v.abs())) * f32::EPSILON * 16.0;
-    for ((all, kept), bound) in all.iter().zip(kept).zip(bound) {
-        let missing = f64::from((all - kept).abs());
-        assert!(missing <= bound + f64::from(rounding), "{what}: {missing:e} is missing, at most {bound:e} may be");
-    }
-}
-
 #[test]
 fn what_is_left_out_is_bounded() {
     everywhere(|cpu, case| {
@@ -95,6 +78,23 @@ fn what_is_left_out_is_bounded() {
         assert!(!same(&all.out.dw, &out.dw), "{what}: tiles were counted but not left out");
         assert_eq!(all.filtered.map(|f| f.tiles), [0, 0], "{what}: no filter, no count");
     });
+}
+
+#[test]
+fn the_bound_is_relative_to_the_derivatives_of_a_token() {
+    for label_smoothing in [0.0, 0.1] {
+        everywhere(|cpu, case| {
+            let (case, tensors) = every_option(case, label_smoothing);
+            let tensors = unlikely_columns(tensors);
+            let all = run(cpu, &case, &tensors).unwrap();
+            let kept = run(cpu, &filtered(&case, THRESHOLD), &tensors).unwrap();
+            let what = format!("{} {case:?}", cpu.name());
+            assert!(kept.filtered[1].skipped > 0, "{what}: {:?}", kept.filtered);
+            let (dx, dw) = bounds(&case, &tensors, THRESHOLD);
+            check_within(&format!("dx of {what}"), &all.out.dx, &kept.out.dx, &dx);
+            check_within(&format!("dw of {what}"), &all.out.dw, &kept.out.dw, &dw);
+        });
+    }
 }
 
 #[test]

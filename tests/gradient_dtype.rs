@@ -113,3 +113,46 @@ fn another_type_is_refused() {
     let error = put(&cpu, &case, &tensors, bf16::from_f32, (&mut dw).into()).unwrap_err().to_string();
     assert!(error.contains("dw") && error.contains("bf16") && error.contains("f16"), "{error}");
 }
+
+/// Rounded as a number, these carry into the exponent and become zeros.
+const NANS: [u32; 2] = [0x7fff_ffff, 0xffff_ffff];
+
+#[test]
+fn a_nan_of_any_payload_reaches_a_narrow_gradient() {
+    let (tokens, hidden) = (9, 24);
+    for cpu in devices(1).into_iter().chain(amx(1)) {
+        for save in [Save::Yes, Save::No] {
+            for bits in NANS {
+                reaches::<bf16>(&cpu, save, f32::from_bits(bits), tokens, hidden, bf16::from_f32, bf16::to_f32);
+                if cpu.target() != Target::Amx {
+                    reaches::<f16>(&cpu, save, f32::from_bits(bits), tokens, hidden, f16::from_f32, f16::to_f32);
+                }
+            }
+        }
+    }
+}
+
+fn reaches<T: Element>(
+    cpu: &Cpu,
+    save: Save,
+    nan: f32,
+    tokens: usize,
+    hidden: usize,
+    from: fn(f32) -> T,
+    wide: fn(T) -> f32,
+) {
+    let layout = ShardLayout::even(CLASSES, 1).unwrap();
+    let (x, w) = (vec![from(0.5); tokens * hidden], vec![from(0.25); CLASSES * hidden]);
+    let targets: Vec<i64> = (0..tokens as i64).collect();
+    let mut bias = vec![0.0; CLASSES];
+    bias[7] = nan;
+    let policy = Policy { save, ..Policy::default() };
+    let layer = OutputLayer::new(cpu, &layout, 0, CrossEntropy::default(), policy).unwrap();
+    let batch = Batch::new(Matrix::new(&x, tokens, hidden).unwrap(), &targets);
+    let shard = Shard { weight: Matrix::new(&w, CLASSES, hidden).unwrap(), bias: Some(&bias) };
+    let done = layer.s_pass(batch, shard).unwrap().start_combine(&Local::group(1)[0]).unwrap().wait().unwrap();
+    let mut dw = vec![from(3.0); CLASSES * hidden];
+    layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One).unwrap();
+    let numbers = dw.iter().filter(|v| !wide(**v).is_nan()).count();
+    assert_eq!(numbers, 0, "of dW on {} in {:?} {save} with {:#x}", cpu.name(), T::DTYPE, nan.to_bits());
+}

@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::filter::{bounds, check_within, every_option};
 use common::{Case, Run, Tensors, check, run, same};
 use std::path::Path;
 use vocabfuse_runtime::{Algorithm, CrossEntropy, Dtype, Error, Gpu, Policy, Precision, Ptx, Reduction, Save};
@@ -148,6 +149,47 @@ fn odd_rows_stay_by_themselves() {
 }
 
 #[test]
+fn a_masked_class_without_weight_costs_nothing() {
+    let (ptx, gpu) = device();
+    for (softcap, target) in [(None, 1), (None, 7), (Some(2.0), 7)] {
+        let loss = CrossEntropy { label_smoothing: 0.1, softcap, ..per_token() };
+        let base =
+            Case { dtype: Dtype::Bf16, loss, policy: policy(Algorithm::Two, Save::Auto), ..Case::new(9, 16, 300) };
+        let case = Case { bias: true, extras: [false, false, true], bounds: vec![0, 100, 300], ..base };
+        let mut tensors = Tensors::random(&case);
+        tensors.targets.fill(target);
+        tensors.bias.as_mut().unwrap()[7] = f32::NEG_INFINITY;
+        tensors.class_weights.as_mut().unwrap()[7] = 0.0;
+        let run = clean(&ptx, &gpu, &case, &tensors);
+        check(&case, &tensors, &run).unwrap();
+        assert!(run.out.loss.iter().all(|l| l.is_finite()) && run.out.dbias.unwrap()[7] == 0.0);
+    }
+}
+
+#[test]
+fn logits_at_the_documented_limit_are_numbers() {
+    const LARGEST: f32 = 1e38;
+    let (ptx, gpu) = device();
+    for (most, some) in [(LARGEST, 0.0), (-LARGEST, 0.0), (-LARGEST, LARGEST), (LARGEST, -LARGEST)] {
+        for save in SAVES {
+            // Ragged tiles of tokens and of columns.
+            let base = Case {
+                dtype: Dtype::Bf16,
+                loss: per_token(),
+                policy: policy(Algorithm::Two, save),
+                ..Case::new(9, 16, 700)
+            };
+            let case = Case { bounds: vec![0, 300, 700], bias: true, ..base };
+            let mut tensors = Tensors::random(&case);
+            let at = |v: usize| if v % 3 == 0 && some != 0.0 { some } else { most };
+            tensors.bias = Some((0..case.vocab).map(at).collect());
+            let run = clean(&ptx, &gpu, &case, &tensors);
+            check(&case, &tensors, &run).unwrap_or_else(|e| panic!("{most:e} {some:e}: {e}"));
+        }
+    }
+}
+
+#[test]
 fn growing_logits_repair_the_reference() {
     let (ptx, gpu) = device();
     for algorithm in ALGORITHMS {
@@ -272,6 +314,26 @@ fn unlikely_tiles_take_no_part_in_dw() {
             expected.out.dw[rows].fill(0.0);
             assert!(same_outputs(&kept, &expected), "nothing else changes in {case:?}");
         }
+    }
+}
+
+#[test]
+fn the_filter_keeps_to_its_bound_with_every_option() {
+    let (ptx, gpu) = device();
+    for (save, label_smoothing) in [(Save::Yes, 0.0), (Save::No, 0.0), (Save::No, 0.1)] {
+        let policy = policy(Algorithm::Two, save);
+        let base = Case { dtype: Dtype::Bf16, policy, bounds: vec![0, 300, 1000], ..Case::new(200, 40, 1000) };
+        let (case, mut tensors) = every_option(&base, label_smoothing);
+        tensors.bias.as_mut().unwrap()[556..812].iter_mut().for_each(|b| *b -= 12.0);
+        tensors.targets.iter_mut().filter(|t| (556..812).contains(&**t)).for_each(|t| *t = 7);
+        let all = clean(&ptx, &gpu, &case, &tensors);
+        let filtered = Case { policy: Policy { filter: Some(1e-3), ..policy }, ..case.clone() };
+        let kept = clean(&ptx, &gpu, &filtered, &tensors);
+        // Smoothed targets leave no derivative small.
+        assert_eq!(kept.filtered[1].skipped > 0, label_smoothing == 0.0, "{:?}", kept.filtered);
+        let (dx, dw) = bounds(&case, &tensors, 1e-3);
+        check_within("dx", &all.out.dx, &kept.out.dx, &dx);
+        check_within("dw", &all.out.dw, &kept.out.dw, &dw);
     }
 }
 

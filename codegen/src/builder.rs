@@ -30,7 +30,6 @@ pub struct Builder {
     targets: Vec<Target>,
     dtypes: Vec<Dtype>,
     precisions: Vec<Precision>,
-    narrow: bool,
     chunks: Vec<usize>,
     kernels: Vec<KernelKind>,
     losses: Vec<Wanted>,
@@ -62,7 +61,6 @@ impl Default for Builder {
             targets: Target::CPU.to_vec(),
             dtypes: Dtype::ALL.to_vec(),
             precisions: vec![],
-            narrow: false,
             chunks: DEFAULT_CHUNKS.to_vec(),
             kernels: KernelKind::ALL.to_vec(),
             losses: vec![],
@@ -133,12 +131,6 @@ impl Builder {
     /// products on CUDA targets and on those that multiply bf16.
     pub fn precisions(mut self, precisions: &[Precision]) -> Builder {
         self.precisions = precisions.to_vec();
-        self
-    }
-
-    /// Also the CUDA kernels for rows that begin anywhere, see [`KernelSpec::narrow`].
-    pub fn narrow(mut self, narrow: bool) -> Builder {
-        self.narrow = narrow;
         self
     }
 
@@ -237,12 +229,7 @@ impl Builder {
         let mut specs = vec![];
         for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| chunks.iter().map(move |c| (d, c))) {
             for precision in std::iter::once(None).chain(self.precisions.iter().copied().map(Some)) {
-                let Ok(spec) = KernelSpec::with_precision(kind, target, dtype, precision, chunk, loss) else {
-                    continue;
-                };
-                let narrow = self.narrow.then(|| spec.clone().narrow());
-                specs.push(spec);
-                specs.extend(narrow);
+                specs.extend(KernelSpec::with_precision(kind, target, dtype, precision, chunk, loss));
             }
         }
         specs

@@ -29,8 +29,8 @@
 //! Tokens are rows of X in order. If some are ignored, X is first gathered with `gather_rows` (`ids` = rows that count),
 //! and `finish` scatters dX with `rows`. Targets are ids within the shard, -1 where another shard owns them.
 //!
-//! `X` and `W` are the caller's. Where one begins elsewhere than at a multiple of 16 bytes, or H or a row stride is no
-//! multiple of 16 bytes, products that read it need the kernel of [`crate::KernelSpec::narrow`].
+//! X and W begin at multiples of 16 bytes, and so does each of their rows: where H is no multiple of that, rows are padded
+//! with zeros.
 //!
 //! # Pass S
 //!
@@ -43,7 +43,7 @@
 //!    `previous` and `saved_references` (each may be null). `first` = 1 for the first chunk: nothing is read from `state`.
 //! 3. `accumulate`, for algorithm two only: `first` as above, `previous`, `references` = `state`, `e_references` = null.
 //!
-//! A shard without classes has reference -2^126 and statistics 0 (the identity), which the host copies to `state`.
+//! A shard without classes has reference -2^127 and statistics 0 (the identity), which the host copies to `state`.
 //!
 //! # C1
 //!
@@ -160,11 +160,4 @@ pub const ONE_BLOCK: usize = 1;
 /// Blocks of `merge`, `finish`, `gather_rows`, `row_logits`, `row_statistics`, `row_gradient` and `round_rows` (a row each); of `scatter_add` (an id each); of `gradient_scale` (one).
 pub fn row_blocks(rows: usize) -> usize {
     rows
-}
-
-/// Whether rows at `address` (in bytes), of `columns` elements and `stride` elements apart, need the kernels of
-/// [`crate::KernelSpec::narrow`].
-pub fn is_narrow(address: u64, columns: usize, stride: usize, dtype: Dtype) -> bool {
-    let bytes = |elements: usize| elements * dtype.size();
-    !address.is_multiple_of(16) || !bytes(columns).is_multiple_of(16) || !bytes(stride).is_multiple_of(16)
 }

@@ -334,10 +334,6 @@ pub struct KernelSpec {
     /// kernels that pack their operands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
-    /// Whether rows of X and W may begin anywhere, and not only at multiples of 16 bytes; only for matrix products on CUDA
-    /// targets, which are slower then.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub narrow: bool,
     /// Chunk of the vocabulary; only for kernels that depend on it.
     pub chunk: Option<usize>,
     /// Name of the loss, operator or form of the logits; only for kernels that hold its programs.
@@ -372,7 +368,6 @@ impl KernelSpec {
             target,
             dtype: if kernel.has_dtype(target) { dtype } else { Dtype::F32 },
             precision: check_precision(kernel, target, dtype, precision)?,
-            narrow: false,
             chunk: kernel.has_chunk().then_some(chunk),
             loss: kernel.has_loss().then(|| loss.to_owned()),
         })
@@ -381,12 +376,6 @@ impl KernelSpec {
     /// Where it shares a prelude with others.
     pub fn place(&self) -> Place {
         Place { target: self.target, precision: self.precision }
-    }
-
-    /// The form for rows of X and W that do not begin at multiples of 16 bytes, or whose H is no multiple of that. It is
-    /// the same for kernels that can read such rows anyway.
-    pub fn narrow(self) -> KernelSpec {
-        KernelSpec { narrow: self.target.is_cuda() && self.kernel.is_product(), ..self }
     }
 
     /// The name: kernel, loss, dtype, precision, chunk, target and tile, all that an expert needs to tell two kernels apart.
@@ -398,9 +387,6 @@ impl KernelSpec {
         name += self.dtype.as_str();
         if let Some(precision) = self.precision {
             name += &format!("_{precision}");
-        }
-        if self.narrow {
-            name += "_narrow";
         }
         if let Some(chunk) = self.chunk {
             name += &format!("_c{chunk}");

@@ -106,8 +106,6 @@ fn cuda_specifications_name_what_is_supported() {
         spec(KernelKind::LogitsSoftmax, Dtype::F32, Some(Precision::Tf32x3)).unwrap(),
         "logits_softmax__cross_entropy_f32_tf32x3_c2048__sm80_m128n256k16s4"
     );
-    let narrow = KernelSpec::new(KernelKind::WeightGrad, Target::Sm80, Dtype::F16, 512, "x").unwrap().narrow();
-    assert_eq!(narrow.name(), "weight_grad__f16_narrow_c512__sm80_m128n256k32s4");
 }
 
 #[test]

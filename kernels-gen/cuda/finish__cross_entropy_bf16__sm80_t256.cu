@@ -22,7 +22,7 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 #define LN_2_HIGH 0.693359375f
 #define LN_2_LOW (-2.12194442e-4f)
 // The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-8.50705917e37f)
+#define NO_REFERENCE (-1.7014118e38f)
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -94,11 +94,11 @@ extern "C" __global__ void __launch_bounds__(256) finish__cross_entropy_bf16__sm
     const i64 token = blockIdx.x;
     const float reference = references[token];
     const float f23 = uniform_logit_scale;
-    const float f26 = uniform_z_loss;
-    const float f28 = f26 * 2.0f;
-    const float f51 = f23 * 1.0f;
-    const float f65 = -(f23);
-    const float f66 = maximum(f23, f65);
+    const float f28 = uniform_z_loss;
+    const float f30 = f28 * 2.0f;
+    const float f53 = f23 * 1.0f;
+    const float f67 = -(f23);
+    const float f68 = maximum(f23, f67);
     const float f0 = row_rest[token];
     const float f1 = row_target_logit[token];
     const float f2 = reference;
@@ -121,53 +121,55 @@ extern "C" __global__ void __launch_bounds__(256) finish__cross_entropy_bf16__sm
     const float f21 = f1 + f7;
     const float f22 = f5 ? f20 : f21;
     const float f24 = row_hard[token];
-    const float f25 = f24 * f18;
-    const float f29 = f28 * f22;
-    const float f30 = f26 * f22;
+    const bool f25 = f24 == 0.0f;
+    const float f26 = f24 * f18;
+    const float f27 = f25 ? 0.0f : f26;
     const float f31 = f30 * f22;
-    const float f32 = f25 + f31;
-    const float f34 = f13 ? not_a_number() : f32;
-    const float f36 = f13 ? -infinity() : f22;
-    const float f37 = row_upstream[token];
-    const float f38 = row_lse_upstream[token];
-    const float f39 = f24 + f29;
-    const float f40 = f37 * f39;
-    const float f41 = f40 + f38;
-    const float f42 = f29 * f17;
-    const float f43 = f24 * f11;
-    const float f44 = f42 - f43;
-    const float f45 = f37 * f44;
-    const float f46 = f38 * f17;
-    const float f47 = f45 + f46;
-    const float f48 = f23 * f41;
-    const float f49 = f48 / f4;
-    const float f50 = f13 ? 0.0f : f49;
-    const float f52 = f51 * f47;
-    const float f53 = f13 ? 0.0f : f52;
-    const float f54 = f37 * f29;
-    const float f55 = f54 + f38;
-    const float f56 = -(f41);
-    const float f57 = maximum(f41, f56);
-    const float f58 = f37 * f24;
-    const float f59 = -(f58);
-    const float f60 = maximum(f58, f59);
-    const float f61 = maximum(f57, f60);
-    const float f62 = -(f55);
-    const float f63 = maximum(f55, f62);
-    const float f64 = maximum(f61, f63);
-    const float f67 = f64 * f66;
-    const float f68 = f13 ? 0.0f : f67;
+    const float f32 = f28 * f22;
+    const float f33 = f32 * f22;
+    const float f34 = f27 + f33;
+    const float f36 = f13 ? not_a_number() : f34;
+    const float f38 = f13 ? -infinity() : f22;
+    const float f39 = row_upstream[token];
+    const float f40 = row_lse_upstream[token];
+    const float f41 = f24 + f31;
+    const float f42 = f39 * f41;
+    const float f43 = f42 + f40;
+    const float f44 = f31 * f17;
+    const float f45 = f24 * f11;
+    const float f46 = f44 - f45;
+    const float f47 = f39 * f46;
+    const float f48 = f40 * f17;
+    const float f49 = f47 + f48;
+    const float f50 = f23 * f43;
+    const float f51 = f50 / f4;
+    const float f52 = f13 ? 0.0f : f51;
+    const float f54 = f53 * f49;
+    const float f55 = f13 ? 0.0f : f54;
+    const float f56 = f39 * f31;
+    const float f57 = f56 + f40;
+    const float f58 = -(f43);
+    const float f59 = maximum(f43, f58);
+    const float f60 = f39 * f24;
+    const float f61 = -(f60);
+    const float f62 = maximum(f60, f61);
+    const float f63 = maximum(f59, f62);
+    const float f64 = -(f57);
+    const float f65 = maximum(f57, f64);
+    const float f66 = maximum(f63, f65);
+    const float f69 = f66 * f68;
+    const float f70 = f13 ? 0.0f : f69;
     if (threadIdx.x == 0) {
-        outputs[0 * output_stride + token] = f34;
-        outputs[1 * output_stride + token] = f36;
-        outputs[2 * output_stride + token] = f50;
-        outputs[3 * output_stride + token] = f53;
-        outputs[4 * output_stride + token] = f68;
+        outputs[0 * output_stride + token] = f36;
+        outputs[1 * output_stride + token] = f38;
+        outputs[2 * output_stride + token] = f52;
+        outputs[3 * output_stride + token] = f55;
+        outputs[4 * output_stride + token] = f70;
     }
     (void)reference;
     if (a == nullptr) return;
-    const float a_factor = f50;
-    const float target_factor = f53;
+    const float a_factor = f52;
+    const float target_factor = f55;
     const int index = target_index[token];
     const Element* target = target_rows + index * target_stride;
     const float* from = a + token * a_stride;

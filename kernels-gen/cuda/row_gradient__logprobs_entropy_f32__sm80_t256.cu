@@ -22,7 +22,7 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 #define LN_2_HIGH 0.693359375f
 #define LN_2_LOW (-2.12194442e-4f)
 // The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-8.50705917e37f)
+#define NO_REFERENCE (-1.7014118e38f)
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_ent
         const float logit = row[local];
         const float g1 = logit;
         const float g2 = exp_above(g1, g0);
-        const float g4 = maximum(g1, -3e37f);
+        const float g4 = maximum(g1, -1e38f);
         const float g5 = above(g4, g0);
         const float g7 = g2 * g6;
         const float g9 = g5 + g8;

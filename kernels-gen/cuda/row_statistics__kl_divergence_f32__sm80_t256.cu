@@ -22,7 +22,7 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 #define LN_2_HIGH 0.693359375f
 #define LN_2_LOW (-2.12194442e-4f)
 // The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-8.50705917e37f)
+#define NO_REFERENCE (-1.7014118e38f)
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -144,11 +144,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__kl_diverge
         const float logit_1 = row_1[local];
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
-        const float w4 = maximum(w1, -3e37f);
+        const float w4 = maximum(w1, -1e38f);
         const float w5 = above(w4, w0);
         const float w7 = logit_1;
         const float w8 = exp_above(w7, w6);
-        const float w9 = maximum(w7, -3e37f);
+        const float w9 = maximum(w7, -1e38f);
         const float w10 = above(w9, w6);
         const float w13 = w5 - w10;
         const float w14 = w2 * w13;

@@ -22,7 +22,7 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 #define LN_2_HIGH 0.693359375f
 #define LN_2_LOW (-2.12194442e-4f)
 // The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-8.50705917e37f)
+#define NO_REFERENCE (-1.7014118e38f)
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }

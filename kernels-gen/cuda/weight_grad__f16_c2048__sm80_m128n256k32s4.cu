@@ -22,7 +22,7 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 #define LN_2_HIGH 0.693359375f
 #define LN_2_LOW (-2.12194442e-4f)
 // The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-8.50705917e37f)
+#define NO_REFERENCE (-1.7014118e38f)
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -81,9 +81,6 @@ DEVICE void copy_async(u32 to, const void* from, int bytes) {
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
-DEVICE void store_shared(u32 to, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
 DEVICE u32 load_shared(u32 from) {
     u32 d; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(d) : "r"(from) : "memory"); return d;
 }
@@ -110,9 +107,7 @@ enum : int { A_BYTES = TILE_M * TILE_K * ELEMENT_BYTES };
 enum : int { STAGE_BYTES = A_BYTES + TILE_N * TILE_K * ELEMENT_BYTES };
 
 // Copies a piece of which `count` elements exist; without any it becomes zeros.
-template <bool ALIGNED> DEVICE void copy_piece(u32 to, const Element* from, int count) {
-    copy_async(to, from, count > 0 ? 16 : 0);
-}
+DEVICE void copy_piece(u32 to, const Element* from, int count) { copy_async(to, from, count > 0 ? 16 : 0); }
 // Kept in a register from here on, instead of being computed anew at every step.
 DEVICE void keep(const Element*& p) { asm volatile("" : "+l"(p)); }
 DEVICE void keep(int& a) { asm volatile("" : "+r"(a)); }
@@ -120,7 +115,7 @@ DEVICE void keep(int& a) { asm volatile("" : "+r"(a)); }
 
 // An operand that holds the outer dimension contiguously: TILE_K strips of WIDTH elements a stage.
 // Piece p of strip k lies at place p ^ (k % 8), so that eight strips meet every bank once under ldmatrix.trans.
-template <int WIDTH, bool ALIGNED> struct StripOperand {
+template <int WIDTH> struct StripOperand {
     enum : int { ROW_BYTES = WIDTH * ELEMENT_BYTES, PIECES = ROW_BYTES / 16 };
     enum : int { STRIPS = THREADS / PIECES, COPIES = TILE_K / STRIPS };
     const Element* from;
@@ -143,7 +138,7 @@ template <int WIDTH, bool ALIGNED> struct StripOperand {
     }
 
     METHOD void copy(u32 stage, int i) const {
-        copy_piece<ALIGNED>(stage + to + i * STRIPS * ROW_BYTES, from + i * STRIPS * stride, i * STRIPS < left ? count : 0);
+        copy_piece(stage + to + i * STRIPS * ROW_BYTES, from + i * STRIPS * stride, i * STRIPS < left ? count : 0);
     }
     METHOD void advance(int steps) {
         from += steps * TILE_K * stride;
@@ -158,8 +153,8 @@ template <int WIDTH, bool ALIGNED> struct StripOperand {
     DEVICE u32 place(u32 lane, int block, int half) { return (lane ^ (block * 32)) + half * 16 * ROW_BYTES; }
 };
 
-typedef StripOperand<TILE_M, true> OperandA;
-typedef StripOperand<TILE_N, true> OperandB;
+typedef StripOperand<TILE_M> OperandA;
+typedef StripOperand<TILE_N> OperandB;
 
 // Operands of the products over 32 bytes of the inner dimension: 64 x 64 results of a warp.
 struct Fragments { u32 a[4][4]; u32 b[8][2]; };

@@ -79,6 +79,7 @@ impl Inputs {
     /// `uniforms` holds more than `index` values.
     #[inline(always)]
     pub unsafe fn uniform(&self, index: usize) -> f32 {
+        // SAFETY: the caller answers for the index.
         unsafe { *self.uniforms.add(index) }
     }
 
@@ -88,6 +89,7 @@ impl Inputs {
     /// `rows` holds more than `index` arrays of more than `token` values.
     #[inline(always)]
     pub unsafe fn row(&self, index: usize, token: usize) -> *const f32 {
+        // SAFETY: the caller answers for the array, and for a value at `token`.
         unsafe { (*self.rows.add(index)).add(token) }
     }
 
@@ -97,6 +99,7 @@ impl Inputs {
     /// `columns` holds more than `index` arrays, each null or of more than `column` values.
     #[inline(always)]
     pub unsafe fn column(&self, index: usize, column: i32) -> f32 {
+        // SAFETY: the caller answers for the array, and for a value at `column` where it is not null.
         unsafe {
             let array = *self.columns.add(index);
             if array.is_null() { 0.0 } else { *array.add(column as usize) }

@@ -49,13 +49,19 @@ pub struct Policy {
     /// Bytes over inputs and outputs a rank may use for one microbatch; exceeding it is an error.
     pub memory_budget: Option<usize>,
     /// Threshold of the gradient filter, above 0 and below 1; `None` leaves nothing out. This choice changes results by
-    /// more than rounding: tiles of tokens by vocabulary entries in which every derivative of a token's loss by a logit
-    /// is at most `filter` in size take no part in the products that give dX and dW. How small a tile can be is a matter
-    /// of the products, see [`crate::Filtered`]. The error of dW is that of a
-    /// matrix of derivatives in which each entry is wrong by at most `filter` times the token's upstream gradient and
-    /// the logit scale; so is that of dX. Loss, log-sum-exp and the gradient of the bias are not filtered.
+    /// more than rounding: tiles of tokens by vocabulary entries in which every derivative is at most `filter` of the most
+    /// that one of its token can be take no part in the products that give dX and dW. How small a tile can be is a matter
+    /// of the products, see [`crate::Filtered`]. The error of dW is that of a matrix of derivatives in which each entry is
+    /// wrong by at most `filter` times that most; so is that of dX. Loss, log-sum-exp and the gradient of the bias are not
+    /// filtered.
     ///
-    /// Pass T knows the probabilities. In pass S of algorithm two only the mass that a rank has seen so far is known,
+    /// The most that a derivative of a token can be is, in cross-entropy, |`logit_scale`| (|u| (w + 2 `z_loss` |lse|) +
+    /// |v|): u is the upstream gradient of its loss, token weight and divisor of the mean included, v that of its lse, and
+    /// w the weight of its target, 1 without class weights. With `label_smoothing` s, w is 1 - s times that, and 2 s times
+    /// the mean weight of all classes. In other losses it is the row output `bound`.
+    ///
+    /// In pass T a CPU measures the derivatives; a GPU measures probabilities and keeps what has a target, which leaves out
+    /// less, and nothing at all where targets are smoothed. In pass S of algorithm two only the mass that a rank has seen so far is known,
     /// which is no more than the final one: less is left out there, never more. With algorithm one and saved values
     /// dX is filtered by the final probabilities. Threads do not share the vocabulary of few tokens where there is a
     /// filter, as each would know little of the mass; sums are then formed in another order than without one.

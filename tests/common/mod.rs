@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test crate uses a part of it.
 
 pub mod embedding;
+pub mod filter;
 pub mod precision;
 
 use half::{bf16, f16};
@@ -211,7 +212,12 @@ pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
 
 /// The same problem as a plain composition in the dtype of the case.
 pub fn composition(case: &Case, tensors: &Tensors) -> Outputs<f32> {
-    let problem = Problem {
+    plain::cross_entropy(&problem(case, tensors), case.dtype).expect("the case is well-formed")
+}
+
+/// The problem of a case.
+pub fn problem<'a>(case: &'a Case, tensors: &'a Tensors) -> Problem<'a, f32> {
+    Problem {
         bias: tensors.bias.as_deref(),
         upstream: tensors.upstream.as_deref(),
         lse_upstream: tensors.lse_upstream.as_deref(),
@@ -219,8 +225,7 @@ pub fn composition(case: &Case, tensors: &Tensors) -> Outputs<f32> {
         class_weights: tensors.class_weights.as_deref(),
         vocab: case.vocab,
         ..Problem::new(&tensors.x, &tensors.w, &tensors.targets, case.hidden, Options::from(case.loss))
-    };
-    plain::cross_entropy(&problem, case.dtype).expect("the case is well-formed")
+    }
 }
 
 /// Checks every output: its error is at most twice that of the plain composition in the same dtype, and a floor. For bf16x3

@@ -184,6 +184,67 @@ fn huge_logits_are_numbers() {
 }
 
 #[test]
+fn roundings_do_not_cross_zero() {
+    for which in Which::DIFFERENTIABLE.into_iter().chain([Which::TopK(2)]) {
+        let case = given(which, 90, 40);
+        let mut data = Data::random(&case);
+        data.ids.fill(5);
+        // One id has all the mass, by all kinds of distances.
+        for (token, row) in data.logits[0].chunks_mut(40).enumerate() {
+            row[5] += 12.0 + 0.37 * token as f32;
+        }
+        data.logits[1] = data.logits[0].clone();
+        for cpu in devices(1) {
+            let answer = run(&cpu, &case, &data).unwrap().answer;
+            let what = format!("{which:?} {}", cpu.name());
+            assert!(answer.logprobs.iter().all(|v| *v <= 0.0), "{what} {:?}", answer.logprobs);
+            assert!(answer.entropy.iter().chain(&answer.divergence).all(|v| *v >= 0.0), "{what} {:?}", answer.entropy);
+        }
+    }
+}
+
+#[test]
+fn logits_at_the_documented_limit_are_numbers() {
+    // The bias alone: rows of nothing but the limit, of the limit and its negative, and of either beside ordinary logits.
+    const LARGEST: f32 = 1e38;
+    let mixes: [(f32, f32); 6] = [
+        (LARGEST, LARGEST),
+        (-LARGEST, -LARGEST),
+        (-LARGEST, LARGEST),
+        (LARGEST, -LARGEST),
+        (0.0, LARGEST),
+        (0.0, -LARGEST),
+    ];
+    for which in Which::DIFFERENTIABLE {
+        for (most, some) in mixes {
+            // Tokens that fill no panel: what lies behind them has the bias alone for logits.
+            let case = Case { bias: true, bounds: vec![0, 250, 600], ..Case::new(which, 5, 8, 600) };
+            let mut data = Data::random(&case);
+            // Of KL the second distribution is ordinary, as a divergence of two such is no number of f32.
+            data.bias[0].iter_mut().enumerate().for_each(|(id, b)| *b = if id % 3 == 0 { some } else { most });
+            if which == Which::Forward && most != some {
+                data.bias[1] = data.bias[0].clone();
+            }
+            for cpu in devices(2) {
+                let run = run(&cpu, &case, &data).unwrap().answer;
+                let truth = composition::<f64>(&case, &data);
+                let what = format!("{which:?} {most:e} {some:e} on {}", cpu.name());
+                let values = value(&run);
+                let wanted: Vec<f64> =
+                    [&truth.logprobs, &truth.entropy, &truth.divergence].into_iter().flatten().copied().collect();
+                for (got, want) in values.iter().zip(&wanted) {
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(error <= 1e-5 * want.abs().max(1.0), "{what}: {got} for {want}");
+                }
+                for g in &run.gradients {
+                    assert!(g.x.iter().chain(&g.w).chain(&g.bias).all(|v| v.is_finite()), "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn ignored_ids_have_nothing() {
     let mut case = Case { bias: true, bounds: vec![0, 40, 90], ..Case::new(Which::Logprobs, 10, 12, 90) };
     for all in [false, true] {

@@ -8,7 +8,7 @@ use crate::loss::{Loss, OPERAND_FACTOR};
 use crate::lower::{Cuda, Fragment, Lowering, lower};
 use crate::manifest::{Bindings, Entry, Parameter, Type, abi_hash};
 use crate::plan::sm80::{self, plan};
-use crate::program::{Input, Op, Program, Shape, ValueId};
+use crate::program::{Input, NO_REFERENCE, Op, Program, Shape, ValueId};
 use crate::render::render;
 use crate::spec::{Dtype, KernelKind, KernelSpec};
 use minijinja::value::Serde;
@@ -73,7 +73,7 @@ pub(super) fn render_kernel(
         element_bytes => spec.dtype.size(),
         tile => Value::from(Serde(&plan(spec.kernel, spec.dtype))),
         chunk => spec.chunk,
-        narrow => spec.narrow,
+        no_reference => format!("{NO_REFERENCE:e}"),
         skip_rows => sm80::TILE_TOKENS,
         skip_columns => sm80::TILE_COLUMNS,
         ..product_context(spec.kernel)
@@ -87,16 +87,16 @@ fn template(kernel: KernelKind) -> KernelKind {
     if kernel == KernelKind::LogitsOperand { KernelKind::LogitsSoftmax } else { kernel }
 }
 
-// Which operands hold the inner dimension contiguously, and which belong to the caller, who may align them as he likes.
+// Which operands hold the inner dimension contiguously.
 fn product_context(kernel: KernelKind) -> Value {
-    let (a_rows, b_rows, callers_a) = match kernel {
+    let (a_rows, b_rows) = match kernel {
         KernelKind::LogitsSoftmax | KernelKind::LogitsOperand | KernelKind::LogitsGradient | KernelKind::Logits => {
-            (true, true, true)
+            (true, true)
         }
-        KernelKind::Accumulate => (true, false, false),
-        _ => (false, false, false),
+        KernelKind::Accumulate => (true, false),
+        _ => (false, false),
     };
-    context! { a_rows, b_rows, callers_a, skips => kernel == KernelKind::WeightGrad }
+    context! { a_rows, b_rows, skips => kernel == KernelKind::WeightGrad }
 }
 
 // Shared memory of the epilogue, which begins where the stages do: the tile of 16-bit values, then the column inputs.

@@ -74,8 +74,9 @@ impl CrossEntropyForm {
         let (y, slope) = self.capped(&g);
         let exists = g.column_id().less_than(g.classes());
         if self.smoothing {
-            let weighted = exists.select(g.column("class_weight") * y, 0.0);
-            g.row_output("weighted_logits", weighted.sum());
+            // A class without weight may be masked: it has no share, and not zero times -inf.
+            let weight = exists.select(g.column("class_weight"), 0.0);
+            g.row_output("weighted_logits", weight.equals(0.0).select(0.0, weight * y).sum());
         }
         let y = exists.select(y, f32::NEG_INFINITY);
         let is_target = g.column_id().equals(g.target());
@@ -110,7 +111,8 @@ impl CrossEntropyForm {
         let g = Graph::new(&format!("{}.finish", self.name()));
         let softmax = Softmax::of(&g);
         let (scale, hard) = (g.uniform("logit_scale"), g.row("hard"));
-        let mut loss = hard * softmax.cross_entropy;
+        // So may a target.
+        let mut loss = hard.equals(0.0).select(0.0, hard * softmax.cross_entropy);
         // What p is multiplied by besides `hard`.
         let mut soft = g.uniform("z_loss") * 2.0 * softmax.lse;
         if self.smoothing {

@@ -33,8 +33,9 @@ pub struct Loss {
 }
 
 /// Row outputs that every `finish` program must have: results, factors of A and B, and a bound on the derivative of the
-/// loss by a dot product, for targets that have to scale it into the range of f16. Factors and bound hold the upstream
-/// gradient that is known before pass S; what is known later is the row input `upstream` of `gradient`.
+/// loss by a dot product, for targets that have to scale it into the range of f16 and for the gradient filter, which is
+/// relative to it. The bound is no less than `a_factor` times the first sum of the statistics would give. Factors and bound
+/// hold the upstream gradient that is known before pass S; what is known later is the row input `upstream` of `gradient`.
 pub const FINISH_OUTPUTS: [&str; 5] = ["loss", "lse", "a_factor", "target_factor", "bound"];
 
 /// Row output that the `finish` program of a loss with an `operand` must have beside [`FINISH_OUTPUTS`].

@@ -37,12 +37,14 @@ fn finish(name: &str, logprobs: bool) -> Result<Program, ProgramError> {
     let total = g.row("total");
     let dead = total.equals(0.0);
     let entropy = total.ln() - g.row("moment") / total;
-    g.row_output("entropy", dead.select(f32::NAN, entropy));
+    // A rounding may take it below 0, where no entropy is, and a log-probability above.
+    g.row_output("entropy", dead.select(f32::NAN, entropy.max(0.0)));
     g.row_output("inverse_total", dead.select(0.0, g.constant(1.0) / total));
     // log p + entropy is y' + center.
     g.row_output("center", dead.select(0.0, entropy - total.ln()));
     if logprobs {
-        g.row_output("logprob", dead.select(f32::NAN, g.row("logit").above(g.reference()) - total.ln()));
+        let logprob = (g.row("logit").above(g.reference()) - total.ln()).min(0.0);
+        g.row_output("logprob", dead.select(f32::NAN, logprob));
     }
     g.finish()
 }

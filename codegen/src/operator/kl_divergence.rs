@@ -31,8 +31,8 @@ fn finish() -> Result<Program, ProgramError> {
     let (p_total, q_total) = (g.row("p_total"), g.row("q_total"));
     let outside = g.constant(0.0).less_than(g.row("outside"));
     let shift = p_total.ln() - q_total.ln();
-    let divergence = g.row("moment") / p_total - shift;
-    // A NaN among the logits stays one.
+    // A rounding may take it below 0, where no divergence is. A NaN among the logits stays one.
+    let divergence = (g.row("moment") / p_total - shift).max(0.0);
     let divergence = outside.select((p_total + q_total) * f32::INFINITY, divergence);
     let alive = |yes, no: f32| {
         let p_dead = p_total.equals(0.0).select(no, yes);

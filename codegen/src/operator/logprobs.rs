@@ -24,7 +24,9 @@ fn finish() -> Result<Program, ProgramError> {
     let g = Graph::new("logprobs.finish");
     let total = g.row("total");
     let dead = total.equals(0.0);
-    g.row_output("logprob", dead.select(f32::NAN, g.row("logit").above(g.reference()) - total.ln()));
+    // A rounding may lift it above 0, where no probability is.
+    let logprob = (g.row("logit").above(g.reference()) - total.ln()).min(0.0);
+    g.row_output("logprob", dead.select(f32::NAN, logprob));
     g.row_output("inverse_total", dead.select(0.0, g.constant(1.0) / total));
     g.finish()
 }

@@ -13,7 +13,7 @@ mod top_k;
 
 pub use logits::LogitsForm;
 
-use crate::program::{DISTRIBUTIONS, Expr, Graph, Input, Program, ProgramError};
+use crate::program::{DISTRIBUTIONS, Expr, Graph, Input, LARGEST_LOGIT, Program, ProgramError};
 use serde::Serialize;
 
 /// An operator as row programs. All read logits to which every option has been applied, see [`LogitsForm`].
@@ -125,8 +125,8 @@ impl Operator {
     }
 }
 
-/// A logit that stands for -inf where a product with zero must be zero: far below any other, and yet a number.
-const LOWEST: f32 = -3e37;
+/// A logit that stands for -inf where a product with zero must be zero: below any other, and yet a number.
+const LOWEST: f32 = -LARGEST_LOGIT;
 
 /// The softmax of a distribution while its reference may still move.
 struct Softmax<'g> {

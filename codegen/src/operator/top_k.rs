@@ -19,6 +19,6 @@ pub(super) fn finish(name: &str) -> Result<Program, ProgramError> {
     // A NaN anywhere in the row makes its total one.
     let whole = |value| dead.select(f32::NAN, total.equals(total).select(value, f32::NAN));
     g.row_output("logit", whole(logit));
-    g.row_output("logprob", whole(logit.above(g.reference()) - total.ln()));
+    g.row_output("logprob", whole((logit.above(g.reference()) - total.ln()).min(0.0)));
     g.finish()
 }

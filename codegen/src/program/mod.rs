@@ -20,6 +20,13 @@ pub use verify::ProgramError;
 use movement::Movement;
 use serde::Serialize;
 
+/// The reference of a row that has seen no finite logit, in log2 units: -2^127. It is below the logits of [`LARGEST_LOGIT`],
+/// its negative above them, and all differences between such references and logits are finite.
+pub const NO_REFERENCE: f32 = -1.701_411_8e38;
+
+/// Size up to which a finite logit of either sign is an ordinary number.
+pub const LARGEST_LOGIT: f32 = 1e38;
+
 /// Distributions over the vocabulary that a program can read: logits and references 0 and 1.
 pub const DISTRIBUTIONS: usize = 2;
 

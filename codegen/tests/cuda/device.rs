@@ -36,14 +36,12 @@ pub struct Device {
     pub loss: Loss,
     pub memory: Memory,
     pub seed: u64,
-    /// Uses the kernels for rows that begin anywhere.
-    pub narrow: bool,
     pub traffic: BTreeMap<String, Traffic>,
 }
 
 impl Device {
     pub fn new(dtype: Dtype, precision: Option<Precision>, chunk: usize, loss: Loss, seed: u64) -> Device {
-        Device { dtype, precision, chunk, loss, memory: Memory::new(), seed, narrow: false, traffic: BTreeMap::new() }
+        Device { dtype, precision, chunk, loss, memory: Memory::new(), seed, traffic: BTreeMap::new() }
     }
 
     // Every kernel is compiled once a process.
@@ -52,7 +50,6 @@ impl Device {
         let (dtype, chunk) = (self.dtype, self.chunk);
         let spec =
             KernelSpec::with_precision(kind, Target::Sm80, dtype, self.precision, chunk, &self.loss.name).unwrap();
-        let spec = if self.narrow { spec.narrow() } else { spec };
         let name = spec.name();
         if let Some(known) = KERNELS.lock().unwrap().get(&name) {
             return known.clone();

@@ -15,25 +15,16 @@ const P: fn(u64) -> Arg = Arg::Pointer;
 pub struct Layout {
     /// Elements between rows beyond the columns.
     pub extra: usize,
-    /// Elements before the first row.
-    pub pad: usize,
 }
 
 impl Layout {
-    pub const PLAIN: Layout = Layout { extra: 0, pad: 0 };
+    pub const PLAIN: Layout = Layout { extra: 0 };
 
     fn upload(self, device: &mut Device, values: &[f64], columns: usize) -> u64 {
         let rows = values.chunks(columns.max(1));
         let spread: Vec<f64> =
             rows.flat_map(|r| r.iter().copied().chain(std::iter::repeat_n(f64::NAN, self.extra))).collect();
-        device.elements(&spread, self.pad)
-    }
-
-    pub fn narrow(self, columns: usize, dtype: Dtype) -> bool {
-        let piece = 16 / dtype.size();
-        !columns.is_multiple_of(piece)
-            || !(columns + self.extra).is_multiple_of(piece)
-            || !self.pad.is_multiple_of(piece)
+        device.elements(&spread, 0)
     }
 }
 

@@ -195,7 +195,7 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         let token = panel * PANEL + lane;
         let m1 = inputs.uniform(0);
         let m5 = inputs.classes;
-        let m14 = load_i32(inputs.targets.add(token));
+        let m16 = load_i32(inputs.targets.add(token));
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
@@ -206,10 +206,10 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
             let m6 = scalar_ops::lt_i32(m4, m5);
             let m0 = logit;
             let m3 = mul_add(m0, splat(m1), splat(m2));
-            let m13 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
-            let m15 = eq_i32(splat_i32(m4), m14);
-            let m16 = select(m15, splat(f32::NEG_INFINITY), m13);
-            peak = larger(m16, peak);
+            let m15 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
+            let m17 = eq_i32(splat_i32(m4), m16);
+            let m18 = select(m17, splat(f32::NEG_INFINITY), m15);
+            peak = larger(m18, peak);
         }
         // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
@@ -243,8 +243,8 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         let saved = saved_block(args, panel, row);
         let w1 = inputs.uniform(0);
         let w5 = inputs.classes;
-        let w14 = load_i32(inputs.targets.add(token));
-        let w17 = reference;
+        let w16 = load_i32(inputs.targets.add(token));
+        let w19 = reference;
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
@@ -259,19 +259,21 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
             let w7 = inputs.column(1, column);
+            let w9 = if w6 { w7 } else { 0.0f32 };
+            let w10 = scalar_ops::eq(w9, 0.0f32);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w8 = mul(splat(w7), w3);
-            let w10 = if w6 { w8 } else { splat(0.0f32) };
-            let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w15 = eq_i32(splat_i32(w4), w14);
-            let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
-            let w18 = exp_above(w16, w17);
-            let w20 = select(w15, w13, splat(0.0f32));
-            part1 = add(part1, w10);
-            part2 = add(part2, w18);
-            part3 = add(part3, w20);
-            w18
+            let w11 = mul(splat(w9), w3);
+            let w12 = if w10 { splat(0.0f32) } else { w11 };
+            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w17 = eq_i32(splat_i32(w4), w16);
+            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
+            let w20 = exp_above(w18, w19);
+            let w22 = select(w17, w15, splat(0.0f32));
+            part1 = add(part1, w12);
+            part2 = add(part2, w20);
+            part3 = add(part3, w22);
+            w20
         } else {
             splat(0.0)
         };
@@ -284,19 +286,21 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
             let w7 = inputs.column(1, column);
+            let w9 = if w6 { w7 } else { 0.0f32 };
+            let w10 = scalar_ops::eq(w9, 0.0f32);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w8 = mul(splat(w7), w3);
-            let w10 = if w6 { w8 } else { splat(0.0f32) };
-            let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w15 = eq_i32(splat_i32(w4), w14);
-            let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
-            let w18 = exp_above(w16, w17);
-            let w20 = select(w15, w13, splat(0.0f32));
-            part1 = add(part1, w10);
-            part2 = add(part2, w18);
-            part3 = add(part3, w20);
-            w18
+            let w11 = mul(splat(w9), w3);
+            let w12 = if w10 { splat(0.0f32) } else { w11 };
+            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w17 = eq_i32(splat_i32(w4), w16);
+            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
+            let w20 = exp_above(w18, w19);
+            let w22 = select(w17, w15, splat(0.0f32));
+            part1 = add(part1, w12);
+            part2 = add(part2, w20);
+            part3 = add(part3, w22);
+            w20
         } else {
             splat(0.0)
         };
@@ -309,19 +313,21 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
             let w7 = inputs.column(1, column);
+            let w9 = if w6 { w7 } else { 0.0f32 };
+            let w10 = scalar_ops::eq(w9, 0.0f32);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w8 = mul(splat(w7), w3);
-            let w10 = if w6 { w8 } else { splat(0.0f32) };
-            let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w15 = eq_i32(splat_i32(w4), w14);
-            let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
-            let w18 = exp_above(w16, w17);
-            let w20 = select(w15, w13, splat(0.0f32));
-            part1 = add(part1, w10);
-            part2 = add(part2, w18);
-            part3 = add(part3, w20);
-            w18
+            let w11 = mul(splat(w9), w3);
+            let w12 = if w10 { splat(0.0f32) } else { w11 };
+            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w17 = eq_i32(splat_i32(w4), w16);
+            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
+            let w20 = exp_above(w18, w19);
+            let w22 = select(w17, w15, splat(0.0f32));
+            part1 = add(part1, w12);
+            part2 = add(part2, w20);
+            part3 = add(part3, w22);
+            w20
         } else {
             splat(0.0)
         };
@@ -334,19 +340,21 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
             let w7 = inputs.column(1, column);
+            let w9 = if w6 { w7 } else { 0.0f32 };
+            let w10 = scalar_ops::eq(w9, 0.0f32);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w8 = mul(splat(w7), w3);
-            let w10 = if w6 { w8 } else { splat(0.0f32) };
-            let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w15 = eq_i32(splat_i32(w4), w14);
-            let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
-            let w18 = exp_above(w16, w17);
-            let w20 = select(w15, w13, splat(0.0f32));
-            part1 = add(part1, w10);
-            part2 = add(part2, w18);
-            part3 = add(part3, w20);
-            w18
+            let w11 = mul(splat(w9), w3);
+            let w12 = if w10 { splat(0.0f32) } else { w11 };
+            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w17 = eq_i32(splat_i32(w4), w16);
+            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
+            let w20 = exp_above(w18, w19);
+            let w22 = select(w17, w15, splat(0.0f32));
+            part1 = add(part1, w12);
+            part2 = add(part2, w20);
+            part3 = add(part3, w22);
+            w20
         } else {
             splat(0.0)
         };

@@ -172,8 +172,8 @@ unsafe fn derivative<const WHOLE: bool>(
         let (outer, inputs) = (inputs, statistics_inputs);
         let s1 = inputs.uniform(0);
         let s5 = inputs.classes;
-        let s14 = load_i32(inputs.targets.add(token));
-        let s17 = reference;
+        let s16 = load_i32(inputs.targets.add(token));
+        let s19 = reference;
         let inputs = outer;
         let g10 = inputs.classes;
         let g17 = inputs.uniform(0);
@@ -197,12 +197,12 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s6 = scalar_ops::lt_i32(s4, s5);
                 let s0 = logit;
                 let s3 = mul_add(s0, splat(s1), splat(s2));
-                let s13 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                let s15 = eq_i32(splat_i32(s4), s14);
-                let s16 = select(s15, splat(f32::NEG_INFINITY), s13);
-                let s18 = exp_above(s16, s17);
+                let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                let s17 = eq_i32(splat_i32(s4), s16);
+                let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
+                let s20 = exp_above(s18, s19);
                 let _ = inputs;
-                s18
+                s20
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -234,12 +234,12 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s6 = scalar_ops::lt_i32(s4, s5);
                 let s0 = logit;
                 let s3 = mul_add(s0, splat(s1), splat(s2));
-                let s13 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                let s15 = eq_i32(splat_i32(s4), s14);
-                let s16 = select(s15, splat(f32::NEG_INFINITY), s13);
-                let s18 = exp_above(s16, s17);
+                let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                let s17 = eq_i32(splat_i32(s4), s16);
+                let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
+                let s20 = exp_above(s18, s19);
                 let _ = inputs;
-                s18
+                s20
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -271,12 +271,12 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s6 = scalar_ops::lt_i32(s4, s5);
                 let s0 = logit;
                 let s3 = mul_add(s0, splat(s1), splat(s2));
-                let s13 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                let s15 = eq_i32(splat_i32(s4), s14);
-                let s16 = select(s15, splat(f32::NEG_INFINITY), s13);
-                let s18 = exp_above(s16, s17);
+                let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                let s17 = eq_i32(splat_i32(s4), s16);
+                let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
+                let s20 = exp_above(s18, s19);
                 let _ = inputs;
-                s18
+                s20
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -308,12 +308,12 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s6 = scalar_ops::lt_i32(s4, s5);
                 let s0 = logit;
                 let s3 = mul_add(s0, splat(s1), splat(s2));
-                let s13 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                let s15 = eq_i32(splat_i32(s4), s14);
-                let s16 = select(s15, splat(f32::NEG_INFINITY), s13);
-                let s18 = exp_above(s16, s17);
+                let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                let s17 = eq_i32(splat_i32(s4), s16);
+                let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
+                let s20 = exp_above(s18, s19);
                 let _ = inputs;
-                s18
+                s20
             };
             let g0 = column;
             let g9 = inputs.column(0, column);

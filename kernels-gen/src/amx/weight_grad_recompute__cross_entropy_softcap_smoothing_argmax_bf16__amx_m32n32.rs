@@ -173,8 +173,8 @@ unsafe fn derivative<const WHOLE: bool>(
         let s1 = inputs.uniform(0);
         let s4 = inputs.uniform(1);
         let s20 = inputs.classes;
-        let s29 = load_i32(inputs.targets.add(token));
-        let s32 = reference;
+        let s31 = load_i32(inputs.targets.add(token));
+        let s34 = reference;
         let inputs = outer;
         let g11 = inputs.uniform(0);
         let g14 = inputs.uniform(1);
@@ -210,13 +210,13 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s16 = add(s10, splat(1.0f32));
                 let s17 = mul(s16, s16);
                 let s18 = div(s14, s17);
-                let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                let s30 = eq_i32(splat_i32(s19), s29);
-                let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
-                let s33 = exp_above(s31, s32);
-                let s44 = mul(s33, s18);
+                let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s32 = eq_i32(splat_i32(s19), s31);
+                let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
+                let s35 = exp_above(s33, s34);
+                let s46 = mul(s35, s18);
                 let _ = inputs;
-                s44
+                s46
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -272,13 +272,13 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s16 = add(s10, splat(1.0f32));
                 let s17 = mul(s16, s16);
                 let s18 = div(s14, s17);
-                let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                let s30 = eq_i32(splat_i32(s19), s29);
-                let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
-                let s33 = exp_above(s31, s32);
-                let s44 = mul(s33, s18);
+                let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s32 = eq_i32(splat_i32(s19), s31);
+                let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
+                let s35 = exp_above(s33, s34);
+                let s46 = mul(s35, s18);
                 let _ = inputs;
-                s44
+                s46
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -334,13 +334,13 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s16 = add(s10, splat(1.0f32));
                 let s17 = mul(s16, s16);
                 let s18 = div(s14, s17);
-                let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                let s30 = eq_i32(splat_i32(s19), s29);
-                let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
-                let s33 = exp_above(s31, s32);
-                let s44 = mul(s33, s18);
+                let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s32 = eq_i32(splat_i32(s19), s31);
+                let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
+                let s35 = exp_above(s33, s34);
+                let s46 = mul(s35, s18);
                 let _ = inputs;
-                s44
+                s46
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -396,13 +396,13 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s16 = add(s10, splat(1.0f32));
                 let s17 = mul(s16, s16);
                 let s18 = div(s14, s17);
-                let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                let s30 = eq_i32(splat_i32(s19), s29);
-                let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
-                let s33 = exp_above(s31, s32);
-                let s44 = mul(s33, s18);
+                let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s32 = eq_i32(splat_i32(s19), s31);
+                let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
+                let s35 = exp_above(s33, s34);
+                let s46 = mul(s35, s18);
                 let _ = inputs;
-                s44
+                s46
             };
             let g0 = column;
             let g9 = inputs.column(0, column);

@@ -24,10 +24,11 @@ unsafe fn kernel(args: &Finish) {
             let f9 = above(f1, f8);
             let f10 = ln(f0);
             let f11 = sub(f9, f10);
-            let f12 = select(f4, f11, splat(f32::NAN));
-            let f13 = select(f3, splat(f32::NAN), f12);
+            let f12 = minimum(f11, splat(0.0f32));
+            let f13 = select(f4, f12, splat(f32::NAN));
+            let f14 = select(f3, splat(f32::NAN), f13);
             store(output(0, token), f7);
-            store(output(1, token), f13);
+            store(output(1, token), f14);
             let _ = reference;
         }
     }

@@ -2,6 +2,8 @@
 
 pub use std::arch::x86_64::*;
 
+// SAFETY of all loads and stores here: the caller answers for a vector of elements from `p` on, with any alignment.
+
 /// Vector of f32, one lane a token.
 pub type V = __m256;
 pub type VI = __m256i;
@@ -97,12 +99,17 @@ pub fn exp_above(a: V, reference: V) -> V {
 pub unsafe fn load_bf16(p: *const u16) -> V {
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))) }
 }
-// Round to nearest even by adding half of the last kept bit; a NaN of the hardware stays one.
+// Round to nearest even by adding half of the last kept bit. That would carry out of some NaNs, which are cut off instead,
+// with the bit set that keeps them from becoming infinite.
 #[inline] #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn store_bf16(p: *mut u16, a: V) {
     let bits = _mm256_castps_si256(a);
-    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), splat_i32(1));
+    let high = _mm256_srli_epi32::<16>(bits);
+    let odd = _mm256_and_si256(high, splat_i32(1));
     let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(_mm256_add_epi32(bits, splat_i32(0x7fff)), odd));
+    let quiet = _mm256_or_si256(high, splat_i32(0x40));
+    let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(a, a));
+    let rounded = _mm256_blendv_epi8(rounded, quiet, is_nan);
     let packed = _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256::<1>(rounded));
     unsafe { _mm_storeu_si128(p.cast(), packed) }
 }

@@ -57,7 +57,7 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 let logit = load(tile.add(i * PANEL));
                 let w1 = logit;
                 let w2 = exp_above(w1, w0);
-                let w4 = maximum(w1, splat(-3e37f32));
+                let w4 = maximum(w1, splat(-1e38f32));
                 let w5 = above(w4, w0);
                 let w7 = mul(w2, w5);
                 part1 = add(part1, w2);

@@ -80,11 +80,11 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 let logit_1 = load(tile_1.add(i * PANEL));
                 let w1 = logit;
                 let w2 = exp_above(w1, w0);
-                let w4 = maximum(w1, splat(-3e37f32));
+                let w4 = maximum(w1, splat(-1e38f32));
                 let w5 = above(w4, w0);
                 let w7 = logit_1;
                 let w8 = exp_above(w7, w6);
-                let w9 = maximum(w7, splat(-3e37f32));
+                let w9 = maximum(w7, splat(-1e38f32));
                 let w10 = above(w9, w6);
                 let w13 = sub(w5, w10);
                 let w14 = mul(w2, w13);

@@ -20,20 +20,22 @@ unsafe fn kernel(args: &Finish) {
             let f4 = load(inputs.row(1, token));
             let f5 = div(f4, f0);
             let f6 = sub(f3, f5);
-            let f8 = select(f2, splat(f32::NAN), f6);
-            let f10 = div(splat(1.0f32), f0);
-            let f11 = select(f2, splat(0.0f32), f10);
-            let f12 = sub(f6, f3);
-            let f13 = select(f2, splat(0.0f32), f12);
-            let f14 = load(inputs.row(2, token));
-            let f15 = reference;
-            let f16 = above(f14, f15);
-            let f17 = sub(f16, f3);
-            let f18 = select(f2, splat(f32::NAN), f17);
-            store(output(0, token), f8);
-            store(output(1, token), f11);
-            store(output(2, token), f13);
-            store(output(3, token), f18);
+            let f7 = maximum(f6, splat(0.0f32));
+            let f9 = select(f2, splat(f32::NAN), f7);
+            let f11 = div(splat(1.0f32), f0);
+            let f12 = select(f2, splat(0.0f32), f11);
+            let f13 = sub(f6, f3);
+            let f14 = select(f2, splat(0.0f32), f13);
+            let f15 = load(inputs.row(2, token));
+            let f16 = reference;
+            let f17 = above(f15, f16);
+            let f18 = sub(f17, f3);
+            let f19 = minimum(f18, splat(0.0f32));
+            let f20 = select(f2, splat(f32::NAN), f19);
+            store(output(0, token), f9);
+            store(output(1, token), f12);
+            store(output(2, token), f14);
+            store(output(3, token), f20);
             let _ = reference;
         }
     }

@@ -21,11 +21,12 @@ unsafe fn kernel(args: &Finish) {
             let f5 = above(f3, f4);
             let f6 = ln(f0);
             let f7 = sub(f5, f6);
-            let f9 = select(f2, splat(f32::NAN), f7);
-            let f11 = div(splat(1.0f32), f0);
-            let f12 = select(f2, splat(0.0f32), f11);
-            store(output(0, token), f9);
-            store(output(1, token), f12);
+            let f8 = minimum(f7, splat(0.0f32));
+            let f10 = select(f2, splat(f32::NAN), f8);
+            let f12 = div(splat(1.0f32), f0);
+            let f13 = select(f2, splat(0.0f32), f12);
+            store(output(0, token), f10);
+            store(output(1, token), f13);
             let _ = reference;
         }
     }

@@ -94,7 +94,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
         let m20 = inputs.classes;
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let m29 = load_i32(inputs.targets.add(token));
+            let m31 = load_i32(inputs.targets.add(token));
             let mut peak = splat(f32::NEG_INFINITY);
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
@@ -107,10 +107,10 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                 let m5 = div(m3, splat(m4));
                 let m11 = tanh(m5);
                 let m12 = mul(m11, splat(m4));
-                let m28 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
-                let m30 = eq_i32(splat_i32(m19), m29);
-                let m31 = select(m30, splat(f32::NEG_INFINITY), m28);
-                peak = larger(m31, peak);
+                let m30 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+                let m32 = eq_i32(splat_i32(m19), m31);
+                let m33 = select(m32, splat(f32::NEG_INFINITY), m30);
+                peak = larger(m33, peak);
             }
             // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
@@ -126,8 +126,8 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             let w1 = inputs.uniform(0);
             let w4 = inputs.uniform(1);
             let w20 = inputs.classes;
-            let w29 = load_i32(inputs.targets.add(token));
-            let w32 = reference;
+            let w31 = load_i32(inputs.targets.add(token));
+            let w34 = reference;
             let mut total1 = load(state(1, token));
             let mut total2 = load(state(2, token));
             let mut total3 = load(state(3, token));
@@ -145,6 +145,8 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                     let w19 = column;
                     let w21 = scalar_ops::lt_i32(w19, w20);
                     let w22 = inputs.column(1, column);
+                    let w24 = if w21 { w22 } else { 0.0f32 };
+                    let w25 = scalar_ops::eq(w24, 0.0f32);
                     let w0 = logit;
                     let w3 = mul_add(w0, splat(w1), splat(w2));
                     let w5 = div(w3, splat(w4));
@@ -158,20 +160,20 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                     let w16 = add(w10, splat(1.0f32));
                     let w17 = mul(w16, w16);
                     let w18 = div(w14, w17);
-                    let w23 = mul(splat(w22), w12);
-                    let w25 = if w21 { w23 } else { splat(0.0f32) };
-                    let w28 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-                    let w30 = eq_i32(splat_i32(w19), w29);
-                    let w31 = select(w30, splat(f32::NEG_INFINITY), w28);
-                    let w33 = exp_above(w31, w32);
-                    let w35 = select(w30, w28, splat(0.0f32));
-                    let w37 = select(w30, w18, splat(0.0f32));
-                    let w39 = mul(w33, w18);
-                    part1 = add(part1, w25);
-                    part2 = add(part2, w33);
-                    part3 = add(part3, w35);
-                    part4 = add(part4, w37);
-                    let stored = w39;
+                    let w26 = mul(splat(w24), w12);
+                    let w27 = if w25 { splat(0.0f32) } else { w26 };
+                    let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+                    let w32 = eq_i32(splat_i32(w19), w31);
+                    let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
+                    let w35 = exp_above(w33, w34);
+                    let w37 = select(w32, w30, splat(0.0f32));
+                    let w39 = select(w32, w18, splat(0.0f32));
+                    let w41 = mul(w35, w18);
+                    part1 = add(part1, w27);
+                    part2 = add(part2, w35);
+                    part3 = add(part3, w37);
+                    part4 = add(part4, w39);
+                    let stored = w41;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
                         store_bf16(args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane), stored);

@@ -140,8 +140,8 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
             let token = panel * PANEL + lane;
             let reference = load(args.reference.add(token));
             let inputs = statistics_inputs;
-            let s14 = load_i32(inputs.targets.add(token));
-            let s17 = reference;
+            let s16 = load_i32(inputs.targets.add(token));
+            let s19 = reference;
             let inputs = outer;
             let g1 = load_i32(inputs.targets.add(token));
             let g3 = load(inputs.row(0, token));
@@ -158,12 +158,12 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                     let s6 = scalar_ops::lt_i32(s4, s5);
                     let s0 = logit;
                     let s3 = mul_add(s0, splat(s1), splat(s2));
-                    let s13 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                    let s15 = eq_i32(splat_i32(s4), s14);
-                    let s16 = select(s15, splat(f32::NEG_INFINITY), s13);
-                    let s18 = exp_above(s16, s17);
+                    let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                    let s17 = eq_i32(splat_i32(s4), s16);
+                    let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
+                    let s20 = exp_above(s18, s19);
                     let _ = inputs;
-                    s18
+                    s20
                 };
                 let g0 = column;
                 let g9 = inputs.column(0, column);

@@ -2,6 +2,8 @@
 
 pub use std::arch::x86_64::*;
 
+// SAFETY of all loads and stores here: the caller answers for a vector of elements from `p` on, with any alignment.
+
 /// Vector of f32, one lane a token.
 pub type V = __m512;
 pub type VI = __m512i;
@@ -81,13 +83,17 @@ pub fn exp_above(a: V, reference: V) -> V {
 pub unsafe fn load_bf16(p: *const u16) -> V {
     unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))) }
 }
-// Round to nearest even by adding half of the last kept bit; a NaN of the hardware stays one.
+// Round to nearest even by adding half of the last kept bit. That would carry out of some NaNs, which are cut off instead,
+// with the bit set that keeps them from becoming infinite.
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn store_bf16(p: *mut u16, a: V) {
     let bits = _mm512_castps_si512(a);
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), splat_i32(1));
-    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, splat_i32(0x7fff)), odd);
-    unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))) }
+    let high = _mm512_srli_epi32::<16>(bits);
+    let odd = _mm512_and_si512(high, splat_i32(1));
+    let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_add_epi32(bits, splat_i32(0x7fff)), odd));
+    let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
+    let rounded = _mm512_mask_or_epi32(rounded, is_nan, high, splat_i32(0x40));
+    unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(rounded)) }
 }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn load_f16(p: *const u16) -> V { unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) } }

@@ -115,8 +115,8 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
             let token = panel * PANEL + lane;
             let reference = load(args.reference.add(token));
             let inputs = statistics_inputs;
-            let s29 = load_i32(inputs.targets.add(token));
-            let s32 = reference;
+            let s31 = load_i32(inputs.targets.add(token));
+            let s34 = reference;
             let inputs = outer;
             let g1 = load_i32(inputs.targets.add(token));
             let g3 = load(inputs.row(0, token));
@@ -144,13 +144,13 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                     let s16 = add(s10, splat(1.0f32));
                     let s17 = mul(s16, s16);
                     let s18 = div(s14, s17);
-                    let s28 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                    let s30 = eq_i32(splat_i32(s19), s29);
-                    let s31 = select(s30, splat(f32::NEG_INFINITY), s28);
-                    let s33 = exp_above(s31, s32);
-                    let s39 = mul(s33, s18);
+                    let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                    let s32 = eq_i32(splat_i32(s19), s31);
+                    let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
+                    let s35 = exp_above(s33, s34);
+                    let s41 = mul(s35, s18);
                     let _ = inputs;
-                    s39
+                    s41
                 };
                 let g0 = column;
                 let g9 = inputs.column(0, column);

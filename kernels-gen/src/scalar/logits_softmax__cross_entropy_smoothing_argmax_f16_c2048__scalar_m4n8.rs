@@ -93,7 +93,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
         let m5 = inputs.classes;
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let m14 = load_i32(inputs.targets.add(token));
+            let m16 = load_i32(inputs.targets.add(token));
             let mut peak = splat(f32::NEG_INFINITY);
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
@@ -103,10 +103,10 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                 let m6 = scalar_ops::lt_i32(m4, m5);
                 let m0 = logit;
                 let m3 = mul_add(m0, splat(m1), splat(m2));
-                let m13 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
-                let m15 = eq_i32(splat_i32(m4), m14);
-                let m16 = select(m15, splat(f32::NEG_INFINITY), m13);
-                peak = larger(m16, peak);
+                let m15 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
+                let m17 = eq_i32(splat_i32(m4), m16);
+                let m18 = select(m17, splat(f32::NEG_INFINITY), m15);
+                peak = larger(m18, peak);
             }
             // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
@@ -121,9 +121,9 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             }
             let w1 = inputs.uniform(0);
             let w5 = inputs.classes;
-            let w23 = inputs.uniform(1);
-            let w14 = load_i32(inputs.targets.add(token));
-            let w17 = reference;
+            let w25 = inputs.uniform(1);
+            let w16 = load_i32(inputs.targets.add(token));
+            let w19 = reference;
             let mut total1 = load(state(1, token));
             let mut total2 = load(state(2, token));
             let mut total3 = load(state(3, token));
@@ -143,23 +143,25 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                     let w4 = column;
                     let w6 = scalar_ops::lt_i32(w4, w5);
                     let w7 = inputs.column(1, column);
-                    let w22 = scalar_ops::float(w4);
-                    let w24 = scalar_ops::add(w22, w23);
+                    let w9 = if w6 { w7 } else { 0.0f32 };
+                    let w10 = scalar_ops::eq(w9, 0.0f32);
+                    let w24 = scalar_ops::float(w4);
+                    let w26 = scalar_ops::add(w24, w25);
                     let w0 = logit;
                     let w3 = mul_add(w0, splat(w1), splat(w2));
-                    let w8 = mul(splat(w7), w3);
-                    let w10 = if w6 { w8 } else { splat(0.0f32) };
-                    let w13 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-                    let w15 = eq_i32(splat_i32(w4), w14);
-                    let w16 = select(w15, splat(f32::NEG_INFINITY), w13);
-                    let w18 = exp_above(w16, w17);
-                    let w20 = select(w15, w13, splat(0.0f32));
-                    part1 = add(part1, w10);
-                    part2 = add(part2, w18);
-                    part3 = add(part3, w20);
-                    part4 = select(lt(part5, w13), splat(w24), part4);
-                    part5 = maximum(part5, w13);
-                    let stored = w18;
+                    let w11 = mul(splat(w9), w3);
+                    let w12 = if w10 { splat(0.0f32) } else { w11 };
+                    let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+                    let w17 = eq_i32(splat_i32(w4), w16);
+                    let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
+                    let w20 = exp_above(w18, w19);
+                    let w22 = select(w17, w15, splat(0.0f32));
+                    part1 = add(part1, w12);
+                    part2 = add(part2, w20);
+                    part3 = add(part3, w22);
+                    part4 = select(lt(part5, w15), splat(w26), part4);
+                    part5 = maximum(part5, w15);
+                    let stored = w20;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
                         store_f16(args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane), stored);

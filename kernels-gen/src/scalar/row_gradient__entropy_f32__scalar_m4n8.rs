@@ -36,7 +36,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let logit = load(tile.add(i * PANEL));
             let g1 = logit;
             let g2 = exp_above(g1, g0);
-            let g4 = maximum(g1, splat(-3e37f32));
+            let g4 = maximum(g1, splat(-1e38f32));
             let g5 = above(g4, g0);
             let g7 = mul(g2, g6);
             let g9 = add(g5, g8);

@@ -39,10 +39,10 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let logit_1 = load(tile_1.add(i * PANEL));
             let g1 = logit;
             let g2 = exp_above(g1, g0);
-            let g4 = maximum(g1, splat(-3e37f32));
+            let g4 = maximum(g1, splat(-1e38f32));
             let g5 = above(g4, g0);
             let g7 = logit_1;
-            let g9 = maximum(g7, splat(-3e37f32));
+            let g9 = maximum(g7, splat(-1e38f32));
             let g10 = above(g9, g6);
             let g12 = mul(g2, g11);
             let g13 = sub(g5, g10);

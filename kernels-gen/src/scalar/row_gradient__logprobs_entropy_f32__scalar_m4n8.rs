@@ -43,7 +43,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let selected = splat(0.0);
             let g1 = logit;
             let g2 = exp_above(g1, g0);
-            let g4 = maximum(g1, splat(-3e37f32));
+            let g4 = maximum(g1, splat(-1e38f32));
             let g5 = above(g4, g0);
             let g7 = mul(g2, g6);
             let g9 = add(g5, g8);
@@ -70,7 +70,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let selected = splat(*args.selection.weights.add(slot * args.selection.stride + token + index));
             let g1 = logit;
             let g2 = exp_above(g1, g0);
-            let g4 = maximum(g1, splat(-3e37f32));
+            let g4 = maximum(g1, splat(-1e38f32));
             let g5 = above(g4, g0);
             let g7 = mul(g2, g6);
             let g9 = add(g5, g8);

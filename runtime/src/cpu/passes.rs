@@ -2,13 +2,14 @@
 
 use super::Cpu;
 use super::family::Family;
-use super::rows::{Finished, NO_REFERENCE, ShardRows, TargetRows};
+use super::rows::{Finished, ShardRows, TargetRows};
 use super::s_pass::{self, Saved};
 use super::t_pass;
 use crate::buffer::SharedPointer;
 use crate::passes::{Block, Extent, FinishJob, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
+use vocabfuse_codegen::program::NO_REFERENCE;
 use vocabfuse_kernels::abi::Stages;
 
 /// Values per token that pass T reads, padded to whole panels.
@@ -195,7 +196,8 @@ impl Passes for Cpu {
     }
 
     fn ticket(&self, kernels: &Family, blocks: &[&Block<Cpu>]) -> Result<Factors> {
-        // What lies between the last token and the end of its panel must weigh nothing, whatever the bias made of it.
+        // What lies between the last token and the end of its panel must weigh nothing: its logits are the bias, and this
+        // reference is above them all.
         let mut reference = vec![-NO_REFERENCE; padded(kernels, blocks)];
         for block in blocks {
             let tokens = block.tokens.clone();

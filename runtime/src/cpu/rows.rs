@@ -7,10 +7,8 @@ use crate::buffer::{Buffer, SharedPointer};
 use crate::passes::FinishJob;
 use std::ops::Range;
 use std::ptr;
+use vocabfuse_codegen::program::NO_REFERENCE;
 use vocabfuse_kernels::abi;
-
-/// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-pub(crate) const NO_REFERENCE: f32 = -8.507_059e37;
 
 /// Per-token state of one shard, or of several merged ones. Buffers are padded to whole panels.
 #[derive(Clone)]

@@ -132,7 +132,7 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
         let values = pass.inputs.column(name).flatten().map(<[f32]>::to_vec);
         Ok((name, values.map(|values| Buffer::with(driver, &values).map(Arc::new)).transpose()?))
     };
-    let filtered = threshold(pass.filter.map(|f| f.threshold), &pass.inputs).is_some();
+    let filtered = threshold(pass.filter.map(|f| f.threshold), kernels).is_some();
     let peaks = filtered.then(|| Buffer::new(driver, column_tiles(pass.w.rows()) * tokens * 4));
     Ok(Inputs {
         tokens,

@@ -287,7 +287,7 @@ fn record<T: Element + bytemuck::Pod>(
     uniforms.insert("smoothing_total".to_owned(), loss.label_smoothing);
     uniforms.insert("first_class".to_owned(), 0.0);
     let layer = LayerInputs { classes: vocab, uniforms: &uniforms, bias: None, class_weight: None };
-    let filter = t_pass::threshold(policy.filter, &layer);
+    let filter = t_pass::threshold(policy.filter, kernels);
     let peaks = filter.map(|_| room(column_tiles(vocab) * tokens * 4)).transpose()?;
     let shared = |tensor: Option<&DeviceTensor<f32>>| tensor.map(|tensor| Arc::clone(&tensor.buffer));
     let constants = &tensors.constants;

@@ -54,11 +54,10 @@ pub(super) struct Walk<'a> {
     skip: Option<(f32, Buffer)>,
 }
 
-/// The threshold under which tiles are left out. Tiles are judged by their probabilities, so that nothing is left out of a
-/// loss whose derivatives are larger than these.
-pub(super) fn threshold(filter: Option<f32>, layer: &LayerInputs<'_>) -> Option<f32> {
-    let none = |name: &str| layer.uniform(name).is_none_or(|value| value == 0.0);
-    filter.filter(|_| none("z_loss") && none("smoothing_share"))
+/// The probability under which tiles are left out. Beside the target a derivative is the probability times a factor that is
+/// within the token's bound, unless the loss has a second operand: then there is more to it, and nothing is left out.
+pub(super) fn threshold(filter: Option<f32>, kernels: &Kernels) -> Option<f32> {
+    filter.filter(|_| kernels.loss().operand.is_none())
 }
 
 /// Adds the gradients of one shard.
@@ -74,7 +73,7 @@ pub(super) fn t_pass(kernels: &Kernels, work: TPass<'_, Gpu>) -> Result<()> {
     let saved = saved.as_ref();
     let (layer, upstream) = (pass.inputs, &upstream);
     let to = Gradients { layer, ticket, upstream, saved, dw: &dw, dbias: dbias.as_ref(), add: false };
-    let walk = Walk::new(kernels, inputs, to, threshold(pass.filter.map(|f| f.threshold), &pass.inputs))?;
+    let walk = Walk::new(kernels, inputs, to, threshold(pass.filter.map(|f| f.threshold), kernels))?;
     walk.run()?;
     // dW and dbias are read at the end.
     let hidden = pass.x.columns();

@@ -4,7 +4,7 @@ use super::distribution::{Bits, Distribution};
 use super::operation::{Ids, KlDirection, Operation, ValueGradients};
 use super::passes::{DistributionGradients, GradientJob, NamedRows, RowJob};
 use super::selection::Selection;
-use super::state::{Block, MergeStatistics, NO_REFERENCE, RowState};
+use super::state::{Block, MergeStatistics, RowState};
 use super::sum::SumInputs;
 use crate::buffer::Buffer;
 use crate::check::{self, expect, fingerprint, shape};
@@ -12,6 +12,7 @@ use crate::comm::{Local, Pending};
 use crate::{Cpu, Device, Error, Result, ShardLayout};
 use std::sync::Arc;
 use vocabfuse_codegen::Operator;
+use vocabfuse_codegen::program::NO_REFERENCE;
 
 /// Operators on one rank, over the same shards as an [`OutputLayer`](crate::OutputLayer).
 #[derive(Clone, Debug)]
@@ -330,7 +331,8 @@ impl<D: Device> Job<'_, D> {
         values
     }
 
-    /// References and results of whole panels; what lies behind the last token weighs nothing, whatever the bias made of it.
+    /// References and results of whole panels; what lies behind the last token weighs nothing beside a reference that is
+    /// above all logits, which are the bias there.
     fn merged_rows(&self, blocks: &[Arc<Block>]) -> NamedRows {
         let stride = self.selection.stride;
         let padded = |mut values: Vec<f32>, with: f32| {

@@ -7,9 +7,7 @@ use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use vocabfuse_codegen::Operator;
-
-/// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-pub(crate) const NO_REFERENCE: f32 = -8.507_059e37;
+use vocabfuse_codegen::program::NO_REFERENCE;
 
 /// Statistics of some tokens. Arrays are padded to whole panels.
 pub struct RowState {
