@@ -142,7 +142,7 @@ pub struct PolicyArgs {
     /// Vocabulary entries a kernel works on at a time: a power of two that `vocabfuse list` shows [default: the device's choice]
     #[arg(long, value_name = "C", value_parser = chunk)]
     chunk: Option<usize>,
-    /// Leave tiles out of dX and dW in which no derivative of a token's loss by a logit is over X; above 0, below 1
+    /// Leave tiles out of dX and dW in which every derivative is at most X of the most that one of its token can be; above 0, below 1
     #[arg(long, value_name = "X", value_parser = share)]
     filter: Option<f32>,
 }
