@@ -32,15 +32,19 @@ DEVICE float minimum(float a, float b) { float d; asm("min.NaN.f32 %0, %1, %2;" 
 // Not volatile, so that the reciprocal of a value that a loop does not change leaves the loop.
 DEVICE float reciprocal(float a) { float d; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
 DEVICE float exp2_approx(float a) { float d; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
+// From here on a reference is rounded by a quarter and more. Then a logit is compared with it as it became one, by the same
+// product rounded in the same way: the largest logit of a row stays below its reference, and equal ones stay equal.
+#define HUGE_REFERENCE 4194304.0f
+DEVICE float rounded_above(float a, float reference) { return __fsub_rn(__fmul_rn(a, LOG2_E), reference); }
 // a - reference ln 2; the product of LN_2_HIGH with an integer is exact.
-DEVICE float above(float a, float reference) { return fmaf(-reference, LN_2_LOW, fmaf(-reference, LN_2_HIGH, a)); }
+DEVICE float above(float a, float reference) {
+    const float exact = fmaf(-reference, LN_2_LOW, fmaf(-reference, LN_2_HIGH, a));
+    return fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) * 0.693147181f : exact;
+}
 // e^a / 2^reference. The first step cancels what both have in common in one rounding, the second adds what log2(e) lacks.
-// Where the reference itself is so large that it is rounded by more than that, the same product is rounded in the same way
-// instead: the largest logit of a row then stays below its reference, and equal ones stay equal.
 DEVICE float exp_above(float a, float reference) {
     const float exact = fmaf(a, LOG2_E_LOW, fmaf(a, LOG2_E, -reference));
-    const float rounded = __fsub_rn(__fmul_rn(a, LOG2_E), reference);
-    return exp2_approx(fabsf(reference) > 4194304.0f ? rounded : exact);
+    return exp2_approx(fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) : exact);
 }
 // 2^n for an integer n; 0 or infinite where that is no normal number, NaN stays NaN.
 DEVICE float power_of_two(float n) {
