@@ -9,11 +9,11 @@ use vocabfuse_runtime::{
 
 const INF: f32 = f32::INFINITY;
 
-fn given(which: Which, tokens: usize, vocab: usize) -> Case {
+pub fn given(which: Which, tokens: usize, vocab: usize) -> Case {
     Case { given: true, ..Case::new(which, tokens, 4, vocab) }
 }
 
-fn value(answer: &vocabfuse::operators::Answer<f32>) -> Vec<f32> {
+pub fn value(answer: &vocabfuse::operators::Answer<f32>) -> Vec<f32> {
     [&answer.logprobs, &answer.entropy, &answer.divergence].into_iter().flatten().copied().collect()
 }
 
@@ -158,86 +158,6 @@ fn a_common_offset_changes_nothing() {
                 assert!(error < 2e-6, "{which:?} at {offset}: {error:e} {}", cpu.name());
                 for (a, b) in after.gradients.iter().zip(&before.gradients) {
                     assert!(largest_error(&a.logits, &b.logits) < 2e-5, "{which:?} at {offset}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn huge_logits_are_numbers() {
-    // At these sizes f32 has few values: the largest logit has all the mass.
-    for which in [Which::Logprobs, Which::Entropy, Which::Both] {
-        let mut case = given(which, 2, 600);
-        case.bounds = vec![0, 300, 600];
-        let mut data = Data::random(&case);
-        data.ids.fill(5);
-        data.logits[0].fill(1e30);
-        data.logits[0][5] = 2e30;
-        data.logits[0][605] = 1e38;
-        for cpu in devices(1) {
-            let answer = run(&cpu, &case, &data).unwrap().answer;
-            assert!(value(&answer).iter().all(|v| *v == 0.0), "{which:?} {} {:?}", cpu.name(), value(&answer));
-            assert!(answer.gradients[0].logits.iter().all(|g| *g == 0.0));
-        }
-    }
-}
-
-#[test]
-fn roundings_do_not_cross_zero() {
-    for which in Which::DIFFERENTIABLE.into_iter().chain([Which::TopK(2)]) {
-        let case = given(which, 90, 40);
-        let mut data = Data::random(&case);
-        data.ids.fill(5);
-        // One id has all the mass, by all kinds of distances.
-        for (token, row) in data.logits[0].chunks_mut(40).enumerate() {
-            row[5] += 12.0 + 0.37 * token as f32;
-        }
-        data.logits[1] = data.logits[0].clone();
-        for cpu in devices(1) {
-            let answer = run(&cpu, &case, &data).unwrap().answer;
-            let what = format!("{which:?} {}", cpu.name());
-            assert!(answer.logprobs.iter().all(|v| *v <= 0.0), "{what} {:?}", answer.logprobs);
-            assert!(answer.entropy.iter().chain(&answer.divergence).all(|v| *v >= 0.0), "{what} {:?}", answer.entropy);
-        }
-    }
-}
-
-#[test]
-fn logits_at_the_documented_limit_are_numbers() {
-    // The bias alone: rows of nothing but the limit, of the limit and its negative, and of either beside ordinary logits.
-    const LARGEST: f32 = 1e38;
-    let mixes: [(f32, f32); 6] = [
-        (LARGEST, LARGEST),
-        (-LARGEST, -LARGEST),
-        (-LARGEST, LARGEST),
-        (LARGEST, -LARGEST),
-        (0.0, LARGEST),
-        (0.0, -LARGEST),
-    ];
-    for which in Which::DIFFERENTIABLE {
-        for (most, some) in mixes {
-            // Tokens that fill no panel: what lies behind them has the bias alone for logits.
-            let case = Case { bias: true, bounds: vec![0, 250, 600], ..Case::new(which, 5, 8, 600) };
-            let mut data = Data::random(&case);
-            // Of KL the second distribution is ordinary, as a divergence of two such is no number of f32.
-            data.bias[0].iter_mut().enumerate().for_each(|(id, b)| *b = if id % 3 == 0 { some } else { most });
-            if which == Which::Forward && most != some {
-                data.bias[1] = data.bias[0].clone();
-            }
-            for cpu in devices(2) {
-                let run = run(&cpu, &case, &data).unwrap().answer;
-                let truth = composition::<f64>(&case, &data);
-                let what = format!("{which:?} {most:e} {some:e} on {}", cpu.name());
-                let values = value(&run);
-                let wanted: Vec<f64> =
-                    [&truth.logprobs, &truth.entropy, &truth.divergence].into_iter().flatten().copied().collect();
-                for (got, want) in values.iter().zip(&wanted) {
-                    let error = (f64::from(*got) - want).abs();
-                    assert!(error <= 1e-5 * want.abs().max(1.0), "{what}: {got} for {want}");
-                }
-                for g in &run.gradients {
-                    assert!(g.x.iter().chain(&g.w).chain(&g.bias).all(|v| v.is_finite()), "{what}");
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 mod contract;
 mod harness;
+mod limits;
 mod ptx;
 
 use harness::{Case, Data, Which, amx, bf16x3, check, devices, differs, run};

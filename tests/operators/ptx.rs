@@ -7,7 +7,7 @@ use vocabfuse_runtime::{Cpu, Dtype, Gpu, Precision, Ptx, Target};
 
 const INF: f32 = f32::INFINITY;
 
-fn device() -> (Ptx, Gpu) {
+pub fn device() -> (Ptx, Gpu) {
     let ptx = Ptx::new("sm_80").unwrap();
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/kernels");
     let gpu = Gpu::ptx(&ptx).unwrap().with_cache(Path::new(cache));
@@ -15,7 +15,7 @@ fn device() -> (Ptx, Gpu) {
 }
 
 /// Runs a case, checks every launch, and that another schedule of the threads changes no bit.
-fn clean(ptx: &Ptx, gpu: &Gpu, case: &Case, data: &Data) -> Run {
+pub fn clean(ptx: &Ptx, gpu: &Gpu, case: &Case, data: &Data) -> Run {
     let once = |seed| {
         ptx.reseed(seed);
         let run = run(gpu, case, data).unwrap_or_else(|e| panic!("{e} in {case:?}"));

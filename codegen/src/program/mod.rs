@@ -20,8 +20,8 @@ pub use verify::ProgramError;
 use movement::Movement;
 use serde::Serialize;
 
-/// The reference of a row that has seen no finite logit, in log2 units: -2^127. It is below the logits of [`LARGEST_LOGIT`],
-/// its negative above them, and all differences between such references and logits are finite.
+/// The reference of a row that has seen no finite logit, in log2 units: -2^127. It is below all logits up to
+/// [`LARGEST_LOGIT`] in size, its negative is above them, and all differences among these three are finite.
 pub const NO_REFERENCE: f32 = -1.701_411_8e38;
 
 /// Size up to which a finite logit of either sign is an ordinary number.

@@ -1,0 +1,97 @@
+//! The ends of the range: logits as large as they may be, and results that a rounding would take past zero.
+
+use crate::contract::{given, value};
+use crate::harness::{Case, Data, Run, Which, composition, devices, run};
+use crate::ptx::{clean, device};
+
+/// The documented limit of finite logits, of either sign.
+const LARGEST: f32 = 1e38;
+
+#[test]
+fn huge_logits_are_numbers() {
+    // At these sizes f32 has few values: the largest logit has all the mass.
+    for which in [Which::Logprobs, Which::Entropy, Which::Both] {
+        let mut case = given(which, 2, 600);
+        case.bounds = vec![0, 300, 600];
+        let mut data = Data::random(&case);
+        data.ids.fill(5);
+        data.logits[0].fill(1e30);
+        data.logits[0][5] = 2e30;
+        data.logits[0][605] = 1e38;
+        for cpu in devices(1) {
+            let answer = run(&cpu, &case, &data).unwrap().answer;
+            assert!(value(&answer).iter().all(|v| *v == 0.0), "{which:?} {} {:?}", cpu.name(), value(&answer));
+            assert!(answer.gradients[0].logits.iter().all(|g| *g == 0.0));
+        }
+    }
+}
+
+/// Cases of tokens that fill no panel, behind which logits are the bias alone: most of it is one number, a third another.
+fn at_the_limit(which: Which, test: impl Fn(&Case, &Data) -> Run) {
+    let mixes = [
+        (LARGEST, LARGEST),
+        (-LARGEST, -LARGEST),
+        (-LARGEST, LARGEST),
+        (LARGEST, -LARGEST),
+        (0.0, LARGEST),
+        (0.0, -LARGEST),
+    ];
+    for (most, some) in mixes {
+        let case = Case { bias: true, bounds: vec![0, 250, 600], ..Case::new(which, 5, 8, 600) };
+        let mut data = Data::random(&case);
+        data.bias[0].iter_mut().enumerate().for_each(|(id, b)| *b = if id % 3 == 0 { some } else { most });
+        // Where the first distribution has all its mass the second must not be as low: such a divergence may overflow.
+        if which == Which::Forward && most != some {
+            data.bias[1] = data.bias[0].clone();
+        }
+        let answer = test(&case, &data).answer;
+        let truth = composition::<f64>(&case, &data);
+        let wanted = [&truth.logprobs, &truth.entropy, &truth.divergence].into_iter().flatten();
+        for (got, want) in value(&answer).iter().zip(wanted) {
+            let error = (f64::from(*got) - want).abs();
+            assert!(error <= 1e-5 * want.abs().max(1.0), "{got} for {want}: {which:?} {most:e} {some:e}");
+        }
+        for g in &answer.gradients {
+            let finite = g.x.iter().chain(&g.w).chain(&g.bias).all(|v| v.is_finite());
+            assert!(finite, "{which:?} {most:e} {some:e}");
+        }
+    }
+}
+
+#[test]
+fn logits_at_the_documented_limit_are_numbers() {
+    for which in Which::DIFFERENTIABLE {
+        for cpu in devices(2) {
+            at_the_limit(which, |case, data| run(&cpu, case, data).unwrap());
+        }
+    }
+}
+
+#[test]
+fn logits_at_the_documented_limit_are_numbers_on_a_gpu() {
+    let (ptx, gpu) = device();
+    let gpu = gpu.with_precision(Some(vocabfuse_runtime::Precision::Tf32x3));
+    for which in [Which::Both, Which::Reverse] {
+        at_the_limit(which, |case, data| clean(&ptx, &gpu, case, data));
+    }
+}
+
+#[test]
+fn roundings_do_not_cross_zero() {
+    for which in Which::DIFFERENTIABLE.into_iter().chain([Which::TopK(2)]) {
+        let case = given(which, 90, 40);
+        let mut data = Data::random(&case);
+        data.ids.fill(5);
+        // One id has all the mass, by all kinds of distances.
+        for (token, row) in data.logits[0].chunks_mut(40).enumerate() {
+            row[5] += 12.0 + 0.37 * token as f32;
+        }
+        data.logits[1] = data.logits[0].clone();
+        for cpu in devices(1) {
+            let answer = run(&cpu, &case, &data).unwrap().answer;
+            let what = format!("{which:?} {}", cpu.name());
+            assert!(answer.logprobs.iter().all(|v| *v <= 0.0), "{what} {:?}", answer.logprobs);
+            assert!(answer.entropy.iter().chain(&answer.divergence).all(|v| *v >= 0.0), "{what} {:?}", answer.entropy);
+        }
+    }
+}
