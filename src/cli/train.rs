@@ -97,6 +97,10 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     ensure!(!args.out.is_file(), "option --out {}: is a file; expected a folder", args.out.display());
     let cpu = Cpu::new(None)?;
     let corpus = Corpus::read(&args.text, &args.out)?;
+    // Before the work, not after it.
+    std::fs::create_dir_all(&args.out)
+        .and_then(|()| tempfile::tempfile_in(&args.out))
+        .with_context(|| format!("option --out {}: expected a folder that can be written to", args.out.display()))?;
     let data = Data::new(&corpus, args.vocab, args.tokens)?;
     if data.vocab < args.vocab {
         tracing::warn!(
@@ -116,10 +120,6 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         seed: args.seed,
     };
     let mut twins = Twins::new(&data, &cpu, config)?;
-    // Before the work, not after it.
-    std::fs::create_dir_all(&args.out)
-        .and_then(|()| tempfile::tempfile_in(&args.out))
-        .with_context(|| format!("option --out {}: expected a folder that can be written to", args.out.display()))?;
     let steps = train(&mut twins, args.steps)?;
     let report = Report::new(&steps, &twins, args, &data, &cpu);
     train::write_charts(&args.out, &steps).context("option --out")?;

@@ -1,6 +1,5 @@
 //! Where `run` runs.
 
-use anyhow::Context;
 use vocabfuse::{Cpu, Gpu, Precision, Ptx};
 
 /// A device by its spelling on the command line.
@@ -53,7 +52,7 @@ impl Choice {
             Choice::Cpu => Opened::Cpu(Cpu::new(threads)?.with_precision(precision)),
             Choice::Cuda(ordinal) => Opened::Cuda(Gpu::cuda(*ordinal)?.with_precision(precision)),
             Choice::Ptx(architecture) => {
-                let ptx = Ptx::new(architecture).context("option --device")?;
+                let ptx = Ptx::new(architecture)?;
                 Opened::Ptx(Gpu::ptx(&ptx)?.with_precision(precision), ptx)
             }
         })
