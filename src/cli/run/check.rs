@@ -1,6 +1,6 @@
 //! `--check`: errors against the f64 reference, beside those of the plain composition.
 
-use super::operator::{Operator, Tensor};
+use super::operator::{Operator, Sizes, Tensor};
 use half::{bf16, f16};
 use vocabfuse::reference::largest_error;
 use vocabfuse::{Dtype, Precision};
@@ -42,15 +42,16 @@ impl Check {
         let plain = operator.plain()?;
         let outputs: Vec<(&str, &[f32])> = outputs.iter().map(|o| (o.name, &o.values[..])).collect();
         let plain: Vec<(&str, &[f32])> = plain.iter().map(|(name, values)| (*name, &values[..])).collect();
-        let narrow = match operator.sizes().dtype.parse()? {
+        let Sizes { tokens, dtype, .. } = operator.sizes();
+        let narrow = match dtype.parse()? {
             Dtype::F32 => 0.0,
             Dtype::Bf16 => f64::from(bf16::EPSILON) / 2.0,
             Dtype::F16 => f64::from(f16::EPSILON) / 2.0,
         };
         let errors = operator.truth()?.into_iter().map(|(name, want)| Error {
             name,
-            own: error(&outputs, name, &want),
-            plain: error(&plain, name, &want),
+            own: error(&outputs, name, &want, tokens),
+            plain: error(&plain, name, &want, tokens),
             rounding,
             narrow: if is_gradient(name) { narrow } else { 0.0 },
         });
@@ -64,24 +65,28 @@ impl Check {
 }
 
 // JSON has no infinity; the largest number still compares as one. A tensor that is missing is as wrong as can be.
-fn error(tensors: &[(&str, &[f32])], name: &str, want: &[f64]) -> f64 {
+fn error(tensors: &[(&str, &[f32])], name: &str, want: &[f64], tokens: usize) -> f64 {
     let Some((_, got)) = tensors.iter().find(|(known, _)| *known == name) else {
         return f64::MAX;
     };
-    let error = if RELATIVE_TO_ONE.contains(&name) || want.iter().all(|want| *want == 0.0) {
-        // One more value, which is right, sets the scale.
-        let (mut got, mut want) = (got.to_vec(), want.to_vec());
-        got.push(1.0);
-        want.push(1.0);
+    // One more value, which is right, sets the scale.
+    let beside = |scale: f32| {
+        let (got, want) = ([*got, &[scale]].concat(), [want, &[f64::from(scale)]].concat());
         largest_error(&got, &want)
+    };
+    let error = if want.iter().all(|want| *want == 0.0) {
+        // Gradients are sums over tokens.
+        beside(tokens.max(1) as f32)
+    } else if IN_NATS.contains(&name) {
+        beside(1.0)
     } else {
         largest_error(got, want)
     };
     error.min(f64::MAX)
 }
 
-/// Differences of numbers near each other, in nats: an error is relative to one at least. So is that of what should be zero.
-const RELATIVE_TO_ONE: [&str; 3] = ["logprobs", "entropy", "divergence"];
+/// Differences of numbers near each other: an error is relative to one nat at least.
+const IN_NATS: [&str; 3] = ["logprobs", "entropy", "divergence"];
 
 fn is_gradient(name: &str) -> bool {
     ["dx", "dw", "dbias", "dlogits"].iter().any(|gradient| name.ends_with(gradient))
@@ -109,15 +114,15 @@ mod tests {
 
     #[test]
     fn a_missing_output_fails() {
-        assert_eq!(error(&[("dx", &[1.0])], "dw", &[1.0]), f64::MAX);
-        assert_eq!(error(&[("dx", &[1.0])], "dx", &[1.0]), 0.0);
+        assert_eq!(error(&[("dx", &[1.0])], "dw", &[1.0], 1), f64::MAX);
+        assert_eq!(error(&[("dx", &[1.0])], "dx", &[1.0], 1), 0.0);
     }
 
     #[test]
     fn what_should_be_zero_or_small_is_measured_against_one() {
-        assert_eq!(error(&[("dx", &[2.0f32.powi(-24), 0.0])], "dx", &[0.0, 0.0]), 2.0f64.powi(-24));
-        assert_eq!(error(&[("entropy", &[0.25])], "entropy", &[0.125]), 0.125);
-        assert_eq!(error(&[("loss", &[0.25])], "loss", &[0.125]), 1.0);
-        assert_eq!(error(&[("entropy", &[f32::NAN])], "entropy", &[0.125]), f64::MAX);
+        assert_eq!(error(&[("dx", &[2.0f32.powi(-24), 0.0])], "dx", &[0.0, 0.0], 2), 2.0f64.powi(-25));
+        assert_eq!(error(&[("entropy", &[0.25])], "entropy", &[0.125], 9), 0.125);
+        assert_eq!(error(&[("loss", &[0.25])], "loss", &[0.125], 9), 1.0);
+        assert_eq!(error(&[("entropy", &[f32::NAN])], "entropy", &[0.125], 9), f64::MAX);
     }
 }
