@@ -5,13 +5,14 @@ use super::{Case, Tensors, problem, truth};
 /// What may be missing from each element of dX and dW: `threshold` of the most that a derivative of each token can be.
 pub fn bounds(case: &Case, tensors: &Tensors, threshold: f32) -> (Vec<f64>, Vec<f64>) {
     let (problem, lse) = (problem(case, tensors), truth(case, tensors).lse);
+    let factors = problem.gradient_factors();
     let smoothing = f64::from(case.loss.label_smoothing);
     let mean_weight = (0..case.vocab).map(|class| problem.class_weight(class)).sum::<f64>() / case.vocab as f64;
     let largest = |token: usize| {
         let weight = |target| (1.0 - smoothing) * problem.class_weight(target) + 2.0 * smoothing * mean_weight;
         let by_lse = 2.0 * f64::from(case.loss.z_loss) * lse[token].abs();
         let by_loss = problem.target(token).map_or(0.0, |target| weight(target) + by_lse);
-        let upstream = problem.gradient_factor(token).abs() * by_loss + problem.lse_factor(token).abs();
+        let upstream = factors[token].abs() * by_loss + problem.lse_factor(token).abs();
         f64::from(threshold) * f64::from(case.loss.logit_scale.abs()) * upstream
     };
     let largest: Vec<f64> = (0..case.tokens).map(largest).collect();
