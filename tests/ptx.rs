@@ -181,7 +181,7 @@ fn logits_at_the_documented_limit_are_numbers() {
             };
             let case = Case { bounds: vec![0, 300, 700], bias: true, ..base };
             let mut tensors = Tensors::random(&case);
-            let at = |v: usize| if v % 3 == 0 && some != 0.0 { some } else { most };
+            let at = |v: usize| if v.is_multiple_of(3) && some != 0.0 { some } else { most };
             tensors.bias = Some((0..case.vocab).map(at).collect());
             let run = clean(&ptx, &gpu, &case, &tensors);
             check(&case, &tensors, &run).unwrap_or_else(|e| panic!("{most:e} {some:e}: {e}"));

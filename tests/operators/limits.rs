@@ -39,7 +39,7 @@ fn at_the_limit(which: Which, test: impl Fn(&Case, &Data) -> Run) {
     for (most, some) in mixes {
         let case = Case { bias: true, bounds: vec![0, 250, 600], ..Case::new(which, 5, 8, 600) };
         let mut data = Data::random(&case);
-        data.bias[0].iter_mut().enumerate().for_each(|(id, b)| *b = if id % 3 == 0 { some } else { most });
+        data.bias[0].iter_mut().enumerate().for_each(|(id, b)| *b = if id.is_multiple_of(3) { some } else { most });
         // Where the first distribution has all its mass the second must not be as low: such a divergence may overflow.
         if which == Which::Forward && most != some {
             data.bias[1] = data.bias[0].clone();
