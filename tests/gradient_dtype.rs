@@ -28,7 +28,7 @@ fn put<T: Element, D: Device>(
     let layer = OutputLayer::new(device, &layout, 0, case.loss, case.policy)?;
     let batch = Batch::new(Matrix::new(&x, case.tokens, case.hidden)?, &tensors.targets);
     let weight = Matrix::new(&w, layout.range(0).len(), case.hidden)?;
-    let done = layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&Local::group(1)[0])?.wait()?;
+    let done = layer.s_pass(&Local::group(1)[0], batch, Shard { weight, bias: None })?.start_combine().wait()?;
     layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One).map(|_| ())
 }
 

@@ -241,7 +241,7 @@ fn ranks_of_a_group_share_a_device() {
         let layer = OutputLayer::new(&gpu, &layout, rank, CrossEntropy::default(), policy)?;
         let weight = Matrix::new(&w, 2, 8)?;
         let batch = Batch::new(Matrix::new(&x, 1, 8)?, &[1]);
-        layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&comm)?.wait().map(|_| ())
+        layer.s_pass(&comm, batch, Shard { weight, bias: None })?.start_combine().wait().map(|_| ())
     });
     let error = results.unwrap_err();
     assert!(matches!(error, Error::Disagreement { .. }), "{error}");

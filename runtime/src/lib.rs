@@ -48,5 +48,8 @@ pub use policy::{Algorithm, DEFAULT_MEMORY_BUDGET, Policy, Save};
 pub use vocabfuse_codegen::{Dtype, Precision, Target};
 pub use vocabfuse_kernels::Registry;
 
+/// The reference of a row that has seen no finite logit: -2^126, below any, and finite, so that differences are.
+const NO_REFERENCE: f32 = -8.507_059e37;
+
 /// Result with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -2,15 +2,12 @@
 
 use super::Cpu;
 use super::family::{Family, ProgramInputs, bind};
-use crate::Result;
 use crate::buffer::{Buffer, SharedPointer};
 use crate::passes::FinishJob;
+use crate::{NO_REFERENCE, Result};
 use std::ops::Range;
 use std::ptr;
 use vocabfuse_kernels::abi;
-
-/// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-pub(crate) const NO_REFERENCE: f32 = -8.507_059e37;
 
 /// Per-token state of one shard, or of several merged ones. Buffers are padded to whole panels.
 #[derive(Clone)]
@@ -139,8 +136,8 @@ impl ShardRows {
             (Some(a), Some(b)) => (a.as_mut().as_mut_ptr(), b.as_ref()[start * other.a_stride..].as_ptr()),
             _ => (ptr::null_mut(), ptr::null()),
         };
-        // SAFETY: both sides have `self.tokens` tokens from the pointers on and the same statistics and stride; the
-        // other side is only read.
+        // SAFETY: both sides have `self.tokens` tokens from the pointers on, and the same statistics and stride, as ranks
+        // agree on the form of their rows; the other side is only read.
         unsafe {
             (family.merge)(&abi::Merge {
                 first: 0,
@@ -161,14 +158,6 @@ impl ShardRows {
 /// Results per token in the order of the finish program's outputs, padded to whole panels.
 pub struct Finished {
     pub(crate) outputs: Vec<Buffer<f32>>,
-}
-
-impl Finished {
-    /// An output by name.
-    pub(crate) fn output(&self, family: &Family, name: &str) -> &[f32] {
-        let position = family.finish_kernel.bindings.outputs.iter().position(|n| *n == name);
-        position.map_or(&[], |i| self.outputs[i].as_ref())
-    }
 }
 
 impl Cpu {

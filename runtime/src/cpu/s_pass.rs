@@ -55,7 +55,7 @@ const SLICES_BYTES: usize = 8 << 20;
 ///
 /// Clearing, unpacking and merging A of a slice take about half the time of one chunk; the more panels, the less is there
 /// to be gained by slices.
-fn slices(chunks: usize, panels: usize, panel_bytes: usize) -> usize {
+pub(super) fn slices(chunks: usize, panels: usize, panel_bytes: usize) -> usize {
     let room = SLICES_BYTES / (panels * panel_bytes).max(1);
     if panels == 0 || panels > FEW_PANELS { 1 } else { (chunks / (1 + panels)).min(MOST_SLICES).min(room).max(1) }
 }
@@ -65,7 +65,7 @@ const MEETING_BYTES: usize = 4 << 20;
 
 /// Chunks that are packed together. Threads wait for each other after packing and after use, and the fewer these meetings
 /// are, the less is lost when one is late.
-fn chunks_together(threads: usize, packed_chunk: usize, chunks: usize) -> usize {
+pub(super) fn chunks_together(threads: usize, packed_chunk: usize, chunks: usize) -> usize {
     let most = if threads == 1 { 1 } else { MEETING_BYTES / packed_chunk.max(1) };
     most.min(chunks).max(1)
 }
@@ -74,20 +74,6 @@ fn chunks_together(threads: usize, packed_chunk: usize, chunks: usize) -> usize 
 fn part(of: usize, parts: usize, index: usize) -> Range<usize> {
     let bound = |i: usize| i * (of / parts) + i.min(of % parts);
     bound(index)..bound(index + 1)
-}
-
-/// Bytes that pass S needs besides inputs, outputs and saved values.
-pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize, columns: usize) -> usize {
-    let geometry = &family.geometry;
-    let (padded, width) = (tokens.next_multiple_of(geometry.panel), family.padded_hidden(hidden));
-    let panels = cpu.blocking(family, hidden).panels.min(padded / geometry.panel);
-    let scratch = (geometry.softmax_scratch)(family.chunk, panels);
-    let chunk = family.chunk * width * (geometry.packed + geometry.packed_transpose);
-    let chunks = columns.div_ceil(family.chunk);
-    let slices = slices(chunks, padded / geometry.panel, geometry.panel * width * 4);
-    let packed = chunk * if slices > 1 { cpu.threads() } else { chunks_together(cpu.threads(), chunk, chunks) };
-    let a = padded * width * 4 * if slices > 1 { slices + 1 } else { 1 };
-    padded * width * geometry.packed + a + tokens * hidden * family.dtype.size() + packed + scratch * cpu.threads()
 }
 
 /// What is the same in all calls of the kernel.

@@ -4,15 +4,12 @@ use super::Gpu;
 use super::buffer::Buffer;
 use super::driver::Argument;
 use super::kernels::Kernels;
-use crate::Result;
 use crate::passes::Block;
+use crate::{NO_REFERENCE, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use vocabfuse_codegen::KernelKind;
 use vocabfuse_codegen::cuda::row_blocks;
-
-/// The reference of a row that has seen no finite logit: -2^126, below any, and finite, so that differences are.
-const NO_REFERENCE: f32 = -8.507_059e37;
 
 /// Per-token state of one shard, or of several merged ones.
 #[derive(Debug)]

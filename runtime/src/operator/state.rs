@@ -3,13 +3,10 @@
 use super::finish::HostRows;
 use crate::buffer::Buffer;
 use crate::comm::{Combine, Seat};
-use crate::{Error, Result};
+use crate::{Error, NO_REFERENCE, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use vocabfuse_codegen::Operator;
-
-/// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-pub(crate) const NO_REFERENCE: f32 = -8.507_059e37;
 
 /// Statistics of some tokens. Arrays are padded to whole panels.
 pub struct RowState {
