@@ -2,33 +2,60 @@
 
 mod common;
 
-use common::{Case, Tensors, devices, run};
+use common::{Case, Tensors, devices};
+use half::bf16;
 use peak_alloc::PeakAlloc;
-use vocabfuse_runtime::{Algorithm, Cpu, CrossEntropy, Dtype, Error, Policy, Save};
+use vocabfuse::ranks::{each, split_rows};
+use vocabfuse_runtime::{
+    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy, Save,
+    Shard, ShardLayout, Upstream,
+};
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Bytes that the layer asks for, from its error.
-fn needed(cpu: &Cpu, case: &Case, tensors: &Tensors) -> usize {
-    let policy = Policy { memory_budget: Some(1), ..case.policy };
-    match run(cpu, &Case { policy, ..case.clone() }, tensors) {
-        Err(Error::Budget { needed, .. }) => needed,
-        other => panic!("{other:?}"),
-    }
+/// Inputs in their dtype, and memory for dW.
+struct Data<T> {
+    x: Vec<T>,
+    w: Vec<T>,
+    dw: Vec<f32>,
 }
 
-/// What a run takes at most, and what of it inputs and outputs are that the harness copies and allocates.
-fn measured(cpu: &Cpu, case: &Case, tensors: &Tensors) -> (usize, usize) {
+/// Runs S, C1 and T of all ranks.
+fn run<T: Element>(cpu: &Cpu, case: &Case, targets: &[i64], data: &mut Data<T>) -> Result<(), Error> {
+    let layout = ShardLayout::from_bounds(&case.bounds)?;
+    let (x, w) = (Matrix::new(&data.x, case.tokens, case.hidden)?, Matrix::new(&data.w, case.vocab, case.hidden)?);
+    let parts = split_rows(&mut data.dw, case.hidden, (0..layout.ranks()).map(|r| layout.range(r)));
+    let items = Local::group(layout.ranks()).into_iter().zip(parts).collect();
+    each(items, |rank, (comm, dw): (Local, &mut [f32])| {
+        let layer = OutputLayer::new(cpu, &layout, rank, case.loss, case.policy)?;
+        let shard = Shard { weight: w.row_range(layout.range(rank))?, bias: None };
+        let done = layer.s_pass(&comm, Batch::new(x, targets), shard)?.start_combine().wait()?;
+        if !case.policy.frozen_weight {
+            layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)?;
+        }
+        Ok(())
+    })
+    .map(|_: Vec<()>| ())
+}
+
+/// Bytes that all ranks together may use, and those that they have used, over inputs and outputs.
+fn needed_and_used<T: Element>(cpu: &Cpu, case: &Case, from: fn(f32) -> T) -> (usize, usize) {
+    let Tensors { x, w, targets, .. } = Tensors::random(case);
+    let typed = |values: Vec<f32>| values.into_iter().map(from).collect::<Vec<T>>();
+    let mut data = Data { x: typed(x), w: typed(w), dw: vec![0.0; case.vocab * case.hidden] };
+    let with = |budget| Case { policy: Policy { memory_budget: Some(budget), ..case.policy }, ..case.clone() };
+    let needed = match run(cpu, &with(1), &targets, &mut data) {
+        Err(Error::Budget { needed, .. }) => needed,
+        other => panic!("{other:?}"),
+    };
     cpu.release_memory();
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
-    let out = run(cpu, case, tensors).unwrap();
-    let peak = MEMORY.peak_usage() - before;
-    drop(out);
-    let inputs = (case.tokens * (case.hidden + 3) + case.vocab * (case.hidden + 1)) * (case.dtype.size() + 4);
-    let outputs = (case.tokens + case.vocab) * case.hidden * 4 + case.tokens * 3 * 4;
-    (peak, inputs + outputs)
+    run(cpu, &with(needed), &targets, &mut data).expect("what was asked for is enough");
+    let used = MEMORY.peak_usage() - before;
+    let dx = if case.policy.frozen_input { 0 } else { case.tokens * case.hidden * size_of::<f32>() };
+    (needed * (case.bounds.len() - 1), used.saturating_sub(dx))
 }
 
 #[test]
@@ -50,7 +77,12 @@ fn the_budget_is_kept_and_not_far_from_what_is_used() {
     ];
     let whole = |v: usize| vec![0, v];
     // Many tokens with one rank, and few, whose vocabulary threads share.
-    let shapes = [(2000, 256, 1200, whole(1200)), (30, 256, 20_000, whole(20_000))];
+    let shapes = [
+        (2000, 256, 1200, whole(1200)),
+        (30, 256, 20_000, whole(20_000)),
+        (1000, 40, 3000, whole(3000)),
+        (2000, 256, 1200, vec![0, 600, 1200]),
+    ];
     let cpus: Vec<Cpu> = devices(2).into_iter().rev().take(2).collect();
     for cpu in &cpus {
         for (loss, policy) in policies {
@@ -58,11 +90,12 @@ fn the_budget_is_kept_and_not_far_from_what_is_used() {
                 for dtype in [Dtype::F32, Dtype::Bf16] {
                     let base = Case::new(*tokens, *hidden, *vocab);
                     let case = Case { dtype, loss, policy, bounds: bounds.clone(), ..base };
-                    let tensors = Tensors::random(&case);
-                    let needed = needed(cpu, &case, &tensors);
-                    let (peak, allocated) = measured(cpu, &case, &tensors);
-                    let used = peak.saturating_sub(allocated);
-                    println!("{} {dtype} {tokens} {policy:?} {loss:?}: needs {needed}, used {used}", cpu.name());
+                    let (needed, used) = match dtype {
+                        Dtype::F32 => needed_and_used::<f32>(cpu, &case, |v| v),
+                        _ => needed_and_used::<bf16>(cpu, &case, bf16::from_f32),
+                    };
+                    let what = format!("{needed} bytes needed, {used} used on {} in {case:?}", cpu.name());
+                    assert!(used <= needed && used * 10 >= needed * 7, "{what}");
                 }
             }
         }

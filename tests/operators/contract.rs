@@ -345,6 +345,21 @@ fn errors_name_what_is_wrong() {
         failing(|l, comm, _| l.entropy(comm, narrow).map(|_| ()))
             .contains("tensor logits: expected the 11 columns of rank 0")
     );
+    let teacher = Distribution::linear(Matrix::new(&given[..6], 2, 3).unwrap(), Matrix::new(&given, 10, 3).unwrap());
+    let forward = KlDirection::Forward;
+    let rows = failing(|l, comm, of| l.kl_divergence(comm, of, teacher, forward).map(|_| ()));
+    assert!(rows.starts_with("tensor teacher_w: expected the 11 rows"), "{rows}");
+    let w = [0.0; 33];
+    for direction in [forward, KlDirection::Reverse] {
+        let teacher = Distribution::linear(Matrix::new(&given[..6], 2, 3).unwrap(), Matrix::new(&w, 11, 3).unwrap());
+        let rows = failing(|l, comm, of| l.kl_divergence(comm, of, teacher, direction).map(|_| ()));
+        assert_eq!(rows, "tensor teacher_x: expected 5 rows, as the student has, got 2");
+    }
+    let nothing = ShardLayout::even(0, 1).unwrap();
+    let layer = Operators::new(&Cpu::new(Some(1)).unwrap(), &nothing, 0).unwrap();
+    let none = Distribution::logits(Matrix::new(&given[..0], 5, 0).unwrap());
+    let sampled = layer.sample(&Local::group(1)[0], none, 1).map(|_| ()).unwrap_err().to_string();
+    assert!(sampled.contains("0 classes"), "{sampled}");
     let fewer = Distribution::logits(Matrix::new(&given[..22], 2, 11).unwrap());
     let forward = KlDirection::Forward;
     assert!(

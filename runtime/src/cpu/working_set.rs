@@ -6,6 +6,9 @@ use super::s_pass::{chunks_together, slices};
 use super::t_pass;
 use crate::passes::{Demand, Extent};
 
+/// What strings and buffers that are too small to be regions take.
+const SMALL: usize = 64 << 10;
+
 /// Sizes in bytes.
 struct Sizes<'a> {
     cpu: &'a Cpu,
@@ -16,11 +19,12 @@ struct Sizes<'a> {
     width: usize,
 }
 
-/// The most that is in use at a time, in S, C1 or T.
+/// The most that is in use at a time, in S, C1 or T, and what no region of memory that is kept from pass to pass holds: values
+/// of tokens.
 pub(super) fn working_set(cpu: &Cpu, family: &Family, extent: Extent, demand: Demand) -> usize {
     let sizes = Sizes { cpu, family, extent, demand, width: family.padded_hidden(extent.hidden) };
     let most = sizes.s_pass().max(sizes.c1()).max(if demand.dw { sizes.t_pass() } else { 0 });
-    sizes.job() + most
+    sizes.values() + most + SMALL
 }
 
 impl Sizes<'_> {
@@ -32,11 +36,13 @@ impl Sizes<'_> {
         tokens.next_multiple_of(self.panel())
     }
 
-    /// What a microbatch keeps from S to T: row, target and three values of each token, and weights of classes where targets
-    /// are smoothed.
-    fn job(&self) -> usize {
+    /// Values of tokens: row, target and three inputs of the finish program, its outputs twice, the pointer to a target row,
+    /// reference and upstream gradient for pass T, loss and lse on their way; and weights of classes where targets are
+    /// smoothed.
+    fn values(&self) -> usize {
+        let values = 5 + 2 * self.family.finish_kernel.bindings.outputs.len() + 2 + 2 + 3;
         let classes = if self.family.logits_operand.is_some() { self.extent.classes } else { 0 };
-        self.padded(self.extent.tokens) * 5 * 4 + classes * 4
+        (self.padded(self.extent.tokens) * values + classes) * 4
     }
 
     /// Reference and statistics of some tokens.
@@ -95,11 +101,6 @@ impl Sizes<'_> {
         first.max(second).max(self.rows())
     }
 
-    /// Results of the finish program for some tokens.
-    fn results(&self, tokens: usize) -> usize {
-        self.family.finish_kernel.bindings.outputs.len() * self.padded(tokens) * 4
-    }
-
     /// Later barriers of algorithms one and naive walk again, beside the merged state and that of the first walk. More than
     /// one rank copy the rows of their block before they merge them.
     fn c1(&self) -> usize {
@@ -110,15 +111,11 @@ impl Sizes<'_> {
             ranks => tokens.div_ceil(self.panel()).div_ceil(ranks) * self.panel(),
         };
         let copy = self.state(block) + self.product(block) + self.product(block.min(self.operand_tokens()));
-        // Pointers to target rows, results, and what pass T takes over of them.
-        let finish = tokens * size_of::<*const u8>() + 2 * self.results(tokens) + self.padded(tokens) * 4;
-        again.max(self.rows() + copy + finish)
+        again.max(self.rows() + copy)
     }
 
-    /// Results and upstream gradients stay while dW is made.
     fn t_pass(&self) -> usize {
         let Extent { tokens, hidden, .. } = self.extent;
-        let values = self.results(tokens) + self.state(tokens) + 3 * self.padded(tokens) * 4;
-        values + t_pass::working_set(self.cpu, self.family, tokens, hidden, self.demand.saved)
+        t_pass::working_set(self.cpu, self.family, tokens, hidden, self.demand.saved)
     }
 }
