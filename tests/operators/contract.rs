@@ -361,7 +361,6 @@ fn errors_name_what_is_wrong() {
     let sampled = layer.sample(&Local::group(1)[0], none, 1).map(|_| ()).unwrap_err().to_string();
     assert!(sampled.contains("0 classes"), "{sampled}");
     let fewer = Distribution::logits(Matrix::new(&given[..22], 2, 11).unwrap());
-    let forward = KlDirection::Forward;
     assert!(
         failing(|l, comm, of| l.kl_divergence(comm, of, fewer, forward).map(|_| ()))
             .contains("tensor teacher_logits: expected 5 rows")
