@@ -82,11 +82,16 @@ pub struct Ticket<'a, D: Device = Cpu> {
 
 /// After the second pass: the rank's part of the gradients of X.
 pub struct InputGradients<'a, D: Device = Cpu> {
+    own: OwnParts<'a, D>,
+    /// None of given logits.
+    turn: Option<Turn>,
+}
+
+/// A rank's parts of dX, `[tokens, H]` of each distribution, and what ranks must agree on to sum them.
+struct OwnParts<'a, D: Device> {
     job: Job<'a, D>,
     parts: Vec<Option<Vec<f32>>>,
     agreement: String,
-    /// None of given logits.
-    turn: Option<Turn>,
 }
 
 /// While the second collective runs.
@@ -236,23 +241,20 @@ impl<D: Device> Operators<D> {
             check::member(&self.layout, self.rank, comm)?;
             ticket.differentiate(upstream, gradients)
         };
-        let (turn, (job, parts, agreement)) = if from_x {
-            let (turn, done) = comm.turn().after(work)?;
-            (Some(turn), done)
-        } else {
-            (None, work()?)
-        };
-        Ok(InputGradients { job, parts, agreement, turn })
+        if !from_x {
+            return Ok(InputGradients { own: work()?, turn: None });
+        }
+        let (turn, own) = comm.turn().after(work)?;
+        Ok(InputGradients { own, turn: Some(turn) })
     }
 }
 
 impl<'a, D: Device> Ticket<'a, D> {
-    /// The job, its parts of dX, and what ranks must agree on to sum them.
     fn differentiate(
         self,
         upstream: ValueGradients<'_>,
         mut gradients: Vec<DistributionGradients<'_>>,
-    ) -> Result<(Job<'a, D>, Vec<Option<Vec<f32>>>, String)> {
+    ) -> Result<OwnParts<'a, D>> {
         let Ticket { job, mut rows } = self;
         let operation = &job.operation;
         if gradients.len() != operation.distributions.len() || job.operator.gradients.is_empty() {
@@ -271,7 +273,7 @@ impl<'a, D: Device> Ticket<'a, D> {
         let agreement = format!("{}, gradients of x {wanted:?}, upstream {:016x}", job.agreement, fingerprint(&seen));
         let gradient = GradientJob { rows: &rows, weights: &weights };
         let parts = job.layer.device.gradients(&job.kernels, &job.rows(), &gradient, &mut gradients)?;
-        Ok((job, parts, agreement))
+        Ok(OwnParts { job, parts, agreement })
     }
 }
 
@@ -430,7 +432,7 @@ impl<'a, D: Device> InputGradients<'a, D> {
     /// Starts the second collective, which sums the gradients of X; does not wait. Without X, on given logits alone, there
     /// is none.
     pub fn start_combine(self) -> SummingInputs<'a, D> {
-        let InputGradients { job, parts, agreement, turn } = self;
+        let InputGradients { own: OwnParts { job, parts, agreement }, turn } = self;
         let wanted = parts.iter().map(Option::is_some).collect();
         let bytes = 4 * parts.iter().flatten().map(Vec::len).sum::<usize>();
         let pending = turn.map(|turn| turn.start(&agreement, parts, bytes));
