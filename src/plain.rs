@@ -80,6 +80,7 @@ impl Composition {
         self.logits.resize(n * v, 0.0);
         product(&mut self.logits, View::new(&x, n, h), w.t(), scale, false);
 
+        let factors = problem.gradient_factors();
         let mut losses = vec![0.0_f64; n];
         out.lse.resize(n, 0.0);
         self.logits.par_chunks_mut(v.max(1)).zip(&mut losses).zip(&mut out.lse).enumerate().for_each(
@@ -92,7 +93,7 @@ impl Composition {
                     row.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
                 }
                 round(row, self.dtype);
-                let (row_loss, row_lse) = softmax_gradient(row, problem, token);
+                let (row_loss, row_lse) = softmax_gradient(row, problem, token, factors[token] as f32);
                 round(row, self.dtype);
                 (*loss, *lse) = (f64::from(row_loss), row_lse);
             },
@@ -136,8 +137,8 @@ impl Composition {
     }
 }
 
-/// Replaces a row of logits by their gradients; loss and lse of the row.
-fn softmax_gradient(row: &mut [f32], problem: &Problem<'_, f32>, token: usize) -> (f32, f32) {
+/// Replaces a row of logits by their gradients, `factor` times those of its loss; loss and lse of the row.
+fn softmax_gradient(row: &mut [f32], problem: &Problem<'_, f32>, token: usize, factor: f32) -> (f32, f32) {
     let Some(target) = problem.target(token) else {
         row.fill(0.0);
         return (0.0, 0.0);
@@ -168,7 +169,6 @@ fn softmax_gradient(row: &mut [f32], problem: &Problem<'_, f32>, token: usize) -
     let z_loss = options.z_loss as f32;
     let loss = hard * ((max - logit) + log_sum) + (below + all_shares * log_sum) + z_loss * lse * lse;
 
-    let factor = problem.gradient_factor(token) as f32;
     let of_p = factor * (hard + all_shares + 2.0 * z_loss * lse) + problem.lse_factor(token) as f32;
     row.iter_mut().for_each(|e| *e *= of_p / sum);
     row[target] -= factor * hard;

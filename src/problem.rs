@@ -153,15 +153,15 @@ impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
         if self.options.ignore_index == Some(id) { None } else { usize::try_from(id).ok() }
     }
 
-    /// What the derivative of a token's loss is multiplied by: its upstream gradient, over the divisor of the mean.
-    ///
-    /// # Panics
-    /// If there is no such token.
-    pub fn gradient_factor(&self, token: usize) -> f64 {
-        if self.target(token).is_none() {
-            return 0.0;
-        }
-        self.upstream.map_or(1.0, |u| u[token].into()) * self.token_weight(token) / self.divisor()
+    /// What the derivative of the loss of each token is multiplied by, `[N]`: its upstream gradient, over the divisor of the
+    /// mean; zero for ignored tokens.
+    pub fn gradient_factors(&self) -> Vec<f64> {
+        let divisor = self.divisor();
+        let factor = |token: usize| match self.target(token) {
+            Some(_) => self.upstream.map_or(1.0, |u| u[token].into()) * self.token_weight(token) / divisor,
+            None => 0.0,
+        };
+        (0..self.tokens()).map(factor).collect()
     }
 
     /// What the derivative of a token's lse is multiplied by.

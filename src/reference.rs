@@ -51,11 +51,16 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
         dw: vec![0.0; vocab * hidden],
         dbias: problem.bias.map(|_| vec![0.0; vocab]),
     };
+    let factors = problem.gradient_factors();
     for first in (0..tokens).step_by(BLOCK) {
         let block = first..tokens.min(first + BLOCK);
         // One line a class, one value a token of the block: first logits, then their gradients.
         let mut lines = logits(problem, block.clone());
-        let rows: Vec<Row> = block.clone().into_par_iter().map(|i| row(problem, &lines, &block, i)).collect();
+        let rows: Vec<Row> = block
+            .clone()
+            .into_par_iter()
+            .map(|i| Row { factor: factors[i], ..row(problem, &lines, &block, i) })
+            .collect();
         for (i, row) in block.clone().zip(&rows) {
             losses[i] = row.loss;
             out.lse[i] = row.lse;
@@ -123,8 +128,8 @@ fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>
         others,
         total,
         shares: logits().enumerate().map(|(j, _)| problem.smoothed(target, j).1).sum(),
-        factor: problem.gradient_factor(token),
         lse_factor: problem.lse_factor(token),
+        ..Row::default()
     }
 }
 

@@ -392,9 +392,18 @@ pub fn write(path: &Path, tensors: &[Output]) -> Result<(), TensorError> {
     let failed = |source| TensorError::Io { path: name(), source };
     let bytes = safetensors::serialize(tensors.iter().map(|t| (t.name, t)), None)
         .map_err(|source| TensorError::Format { path: name(), source })?;
-    let mut file = temporary(path).map_err(failed)?;
-    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-    file.persist(path).map_err(|e| failed(e.error))?;
+    write_whole(path, &bytes).map_err(failed)
+}
+
+/// Writes a file that appears whole or not at all.
+///
+/// # Errors
+/// Those of the file system.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = temporary(path)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
     Ok(())
 }
 

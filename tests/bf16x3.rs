@@ -119,7 +119,7 @@ fn errors_are_fifty_times_smaller_than_those_of_bf16() {
             for ((error, bf16), name) in errors(&out, &truth).into_iter().zip(bf16).zip(["loss", "lse", "dx", "dw"]) {
                 assert!(error * 50.0 < bf16, "{name}: {error:e} beside {bf16:e} on {}", cpu.name());
             }
-            let split = kernels.iter().filter(|k| k.contains("_bf16x3_c512__") || k.contains("_bf16x3__"));
+            let split = kernels.iter().filter(|k| k.contains("_bf16x3_c256__") || k.contains("_bf16x3__"));
             assert!(split.count() >= 4 && kernels.iter().any(|k| k.starts_with("merge__")), "{kernels:?}");
         });
     }
@@ -152,7 +152,7 @@ fn what_has_no_products_in_bf16x3_refuses_it() {
     for cpu in bf16x3(1) {
         let policy = Policy { chunk: Some(2048), ..Policy::default() };
         let error = run(&cpu, &Case { policy, ..case.clone() }, &Tensors::random(&case)).unwrap_err().to_string();
-        assert!(error.contains("chunk") && error.contains("generated sizes 512, got 2048"), "{error}");
+        assert!(error.contains("chunk") && error.contains("generated sizes 256, got 2048"), "{error}");
     }
     let ptx = Ptx::new("sm_80").unwrap();
     let gpu = Gpu::ptx(&ptx).unwrap().with_precision(Some(Precision::Bf16x3));

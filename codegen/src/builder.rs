@@ -9,7 +9,7 @@ use crate::loss::{CrossEntropyForm, Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
 use crate::operator::{self, LogitsForm, Operator};
 use crate::place::Place;
-use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk};
+use crate::spec::{CHUNKS, Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk, default_chunks};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -31,30 +31,31 @@ pub struct Builder {
     dtypes: Vec<Dtype>,
     precisions: Vec<Precision>,
     narrow: bool,
-    chunks: Vec<usize>,
+    /// `None` for those of [`default_chunks`].
+    chunks: Option<Vec<usize>>,
     kernels: Vec<KernelKind>,
     losses: Vec<Wanted>,
     operators: Vec<Operator>,
 }
 
-/// A loss, and its chunk sizes where they are not those of the builder.
+/// A loss, and the largest chunk it has kernels for.
 #[derive(Clone, Debug)]
 struct Wanted {
     loss: Loss,
-    chunks: Option<Vec<usize>>,
+    largest_chunk: usize,
 }
 
-/// Chunk sizes of the checked-in kernels.
-pub const DEFAULT_CHUNKS: &[usize] = &[512, 2048, 8192];
+impl Wanted {
+    fn new(loss: Loss) -> Wanted {
+        Wanted { loss, largest_chunk: usize::MAX }
+    }
+}
 
 /// Path of the manifest of CUDA kernels among the files.
 pub const MANIFEST: &str = "cuda/manifest.json";
 
-/// Chunk sizes of the checked-in kernels of the forms of cross-entropy that have options.
-pub const FORM_CHUNKS: &[usize] = &[512, 2048];
-
-/// Chunk sizes of the checked-in CUDA kernels.
-pub const DEFAULT_CUDA_CHUNKS: &[usize] = &[2048, 8192, 32768];
+/// The largest chunk of the checked-in kernels of the forms of cross-entropy that have options.
+pub const LARGEST_FORM_CHUNK: usize = 2048;
 
 impl Default for Builder {
     fn default() -> Builder {
@@ -63,7 +64,7 @@ impl Default for Builder {
             dtypes: Dtype::ALL.to_vec(),
             precisions: vec![],
             narrow: false,
-            chunks: DEFAULT_CHUNKS.to_vec(),
+            chunks: None,
             kernels: KernelKind::ALL.to_vec(),
             losses: vec![],
             operators: vec![],
@@ -78,35 +79,35 @@ impl Builder {
     }
 
     /// What the crate `vocabfuse-kernels` holds for CPU targets: [`Builder::new`], every form of cross-entropy in
-    /// [`FORM_CHUNKS`], and all operators.
+    /// chunks up to [`LARGEST_FORM_CHUNK`], and all operators.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn checked_in() -> Result<Builder, Error> {
         let mut builder = Builder::new().loss(cross_entropy()?).operators(&operator::all()?);
         for form in CrossEntropyForm::all().into_iter().skip(1) {
-            builder.losses.push(Wanted { loss: form.loss()?, chunks: Some(FORM_CHUNKS.to_vec()) });
+            builder.losses.push(Wanted { loss: form.loss()?, largest_chunk: LARGEST_FORM_CHUNK });
         }
         Ok(builder)
     }
 
     /// What the crate `vocabfuse-kernels` holds for products of f32 in bf16x3: every form of cross-entropy, and the products
-    /// of operators, in the smallest chunk.
+    /// of operators.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn checked_in_bf16x3() -> Result<Builder, Error> {
         let builder = Builder::new().targets(Target::BF16).dtypes(&[Dtype::F32]).precisions(&[Precision::Bf16x3]);
-        let mut builder = builder.chunks(&DEFAULT_CHUNKS[..1]).operators(&operator::all()?);
+        let mut builder = builder.operators(&operator::all()?);
         for form in CrossEntropyForm::all() {
             builder = builder.loss(form.loss()?);
         }
         Ok(builder)
     }
 
-    /// All CUDA targets and kernels, bf16 and f16, the default CUDA chunks, and cross-entropy.
+    /// All CUDA targets and kernels, bf16 and f16, the default chunks, and cross-entropy.
     pub fn cuda() -> Builder {
-        Builder::new().targets(Target::CUDA).dtypes(&[Dtype::Bf16, Dtype::F16]).chunks(DEFAULT_CUDA_CHUNKS)
+        Builder::new().targets(Target::CUDA).dtypes(&[Dtype::Bf16, Dtype::F16])
     }
 
     /// What the crate `vocabfuse-kernels` holds for CUDA targets: [`Builder::cuda`] and all operators.
@@ -142,9 +143,9 @@ impl Builder {
         self
     }
 
-    /// These chunk sizes.
+    /// These chunk sizes, for all targets and dtypes.
     pub fn chunks(mut self, chunks: &[usize]) -> Builder {
-        self.chunks = chunks.to_vec();
+        self.chunks = Some(chunks.to_vec());
         self
     }
 
@@ -156,7 +157,7 @@ impl Builder {
 
     /// Another loss; without any, cross-entropy.
     pub fn loss(mut self, loss: Loss) -> Builder {
-        self.losses.push(Wanted { loss, chunks: None });
+        self.losses.push(Wanted::new(loss));
         self
     }
 
@@ -173,7 +174,7 @@ impl Builder {
     pub fn generate(&self) -> Result<Vec<Kernel>, Error> {
         let losses = self.losses()?;
         let mut kernels: Vec<Kernel> = vec![];
-        for chunk in &self.chunks {
+        for chunk in self.chunks.iter().flatten() {
             check_chunk(*chunk)?;
         }
         for &target in &self.targets {
@@ -181,11 +182,11 @@ impl Builder {
             let of_losses =
                 |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !self.operators.is_empty());
             for &kind in self.kernels.iter().filter(of_losses) {
-                for Wanted { loss, chunks } in losses.iter().filter(|wanted| wanted.loss.has(kind)) {
-                    loss.verify()?;
-                    for spec in self.specs(kind, target, &loss.name, chunks.as_ref().unwrap_or(&self.chunks)) {
+                for wanted in losses.iter().filter(|wanted| wanted.loss.has(kind)) {
+                    wanted.loss.verify()?;
+                    for spec in self.specs(kind, target, wanted) {
                         if kernels.iter().all(|k| k.spec != spec) {
-                            kernels.push(emit(&spec, loss)?);
+                            kernels.push(emit(&spec, &wanted.loss)?);
                         }
                     }
                 }
@@ -201,7 +202,7 @@ impl Builder {
     fn generate_operators(&self, target: Target, kernels: &mut Vec<Kernel>) -> Result<(), Error> {
         let spec = |kind: KernelKind, name: &str| {
             let wanted = self.kernels.contains(&kind) && !self.operators.is_empty();
-            wanted.then(|| KernelSpec::new(kind, target, Dtype::F32, DEFAULT_CHUNKS[0], name).ok()).flatten()
+            wanted.then(|| KernelSpec::new(kind, target, Dtype::F32, *CHUNKS.start(), name).ok()).flatten()
         };
         for form in LogitsForm::ALL {
             if let Some(spec) = spec(KernelKind::RowLogits, form.name()) {
@@ -226,18 +227,23 @@ impl Builder {
         Ok(())
     }
 
-    // Losses, and their chunks where they have some of their own.
+    // Losses: cross-entropy if none was named.
     fn losses(&self) -> Result<Vec<Wanted>, Error> {
-        let default = || Ok::<_, Error>(vec![Wanted { loss: cross_entropy()?, chunks: None }]);
+        let default = || Ok::<_, Error>(vec![Wanted::new(cross_entropy()?)]);
         if self.losses.is_empty() { default() } else { Ok(self.losses.clone()) }
     }
 
     // The specifications of one kind; combinations that a target does not support are left out.
-    fn specs(&self, kind: KernelKind, target: Target, loss: &str, chunks: &[usize]) -> Vec<KernelSpec> {
+    fn specs(&self, kind: KernelKind, target: Target, wanted: &Wanted) -> Vec<KernelSpec> {
         let mut specs = vec![];
-        for (&dtype, &chunk) in self.dtypes.iter().flat_map(|d| chunks.iter().map(move |c| (d, c))) {
-            for precision in std::iter::once(None).chain(self.precisions.iter().copied().map(Some)) {
-                let Ok(spec) = KernelSpec::with_precision(kind, target, dtype, precision, chunk, loss) else {
+        let precisions = || std::iter::once(None).chain(self.precisions.iter().copied().map(Some));
+        for (&dtype, precision) in self.dtypes.iter().flat_map(|d| precisions().map(move |p| (d, p))) {
+            let chunks = self.chunks.as_deref().unwrap_or_else(|| default_chunks(target, dtype, precision));
+            let mut chunks: Vec<usize> = chunks.iter().copied().filter(|c| *c <= wanted.largest_chunk).collect();
+            chunks.sort_unstable();
+            for chunk in chunks {
+                let name = &wanted.loss.name;
+                let Ok(spec) = KernelSpec::with_precision(kind, target, dtype, precision, chunk, name) else {
                     continue;
                 };
                 let narrow = self.narrow.then(|| spec.clone().narrow());

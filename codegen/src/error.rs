@@ -16,7 +16,7 @@ pub enum SpecError {
         expected: String,
     },
     /// A bad chunk size.
-    #[error("chunk {chunk} is not usable; expected a power of two from 512 to 65536")]
+    #[error("chunk {chunk} is not usable; expected a power of two from 256 to 65536")]
     Chunk {
         /// The size.
         chunk: usize,

@@ -311,7 +311,22 @@ impl KernelKind {
 }
 
 /// Chunk sizes that a kernel can be specialised for: powers of two.
-pub const CHUNKS: std::ops::RangeInclusive<usize> = 512..=65536;
+pub const CHUNKS: std::ops::RangeInclusive<usize> = 256..=65536;
+
+/// Chunk sizes of the checked-in kernels of a target, a dtype and a precision; the first is what runs unless a policy names
+/// another one.
+///
+/// On CPUs a packed chunk of W waits in L2 or L3 for both products of pass S, and logits of a block of tokens in L2; the smaller a
+/// chunk is, the oftener A is read and written. W is packed twice for vectors of bf16, and takes three times the bytes in
+/// bf16x3: these have the smallest chunk. On GPUs a chunk keeps all processors busy, while E of thousands of tokens takes little memory.
+pub fn default_chunks(target: Target, dtype: Dtype, precision: Option<Precision>) -> &'static [usize] {
+    match (target, dtype, precision) {
+        (target, ..) if target.is_cuda() => &[8192, 2048, 32768],
+        (_, _, Some(Precision::Bf16x3)) => &[256],
+        (Target::Avx512Bf16, Dtype::Bf16, _) => &[256, 512, 2048, 8192],
+        _ => &[512, 2048, 8192],
+    }
+}
 
 /// Number of vocabulary entries that a kernel works on at a time.
 ///

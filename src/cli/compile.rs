@@ -25,7 +25,7 @@ pub struct Args {
     /// Arithmetic of products of f32: tf32 or tf32x3
     #[arg(long, default_value = "tf32x3", value_parser = device::precision)]
     precision: std::option::Option<Precision>,
-    /// Vocabulary entries a kernel works on at a time: a power of two from 512 to 65536 [default: 512 and 8192]
+    /// Vocabulary entries a kernel works on at a time: a power of two from 256 to 65536 [default: 512 and 8192]
     #[arg(long, value_name = "C", value_parser = values::chunk)]
     chunk: Option<usize>,
     /// Folder to write to; it is made if missing

@@ -52,7 +52,7 @@ pub fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprintln!("{}", one_line(&error.render().to_string()));
+            print_error(&one_line(&error.render().to_string()));
             return ExitCode::from(2);
         }
     };
@@ -69,7 +69,7 @@ pub fn main() -> ExitCode {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
         Ok(Outcome::FailedCheck) => ExitCode::from(1),
         Err(error) => {
-            eprintln!("{}", one_line(&format!("error: {}", causes(&error))));
+            print_error(&one_line(&format!("error: {}", causes(&error))));
             ExitCode::from(2)
         }
     }
@@ -108,6 +108,11 @@ fn one_line(message: &str) -> String {
 /// Prints the one JSON object of a command.
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print_line(&serde_json::to_string(value)?)
+}
+
+/// Prints to stderr. Where nobody can read it the exit code still tells.
+fn print_error(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Prints to stdout. A reader that has seen enough and gone, such as `head`, is no error.

@@ -6,7 +6,7 @@ use crate::train::{self, Config, Corpus, Data, Step, Twins};
 use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use vocabfuse::{Cpu, Dtype, Filtered};
 
 /// Train a small language model on text, and the same model with a plain vocabulary layer beside it
@@ -97,6 +97,10 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     ensure!(!args.out.is_file(), "option --out {}: is a file; expected a folder", args.out.display());
     let cpu = Cpu::new(None)?;
     let corpus = Corpus::read(&args.text, &args.out)?;
+    // Before the work, not after it; the folder itself is made with what belongs into it.
+    let there = args.out.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    tempfile::tempfile_in(there)
+        .with_context(|| format!("option --out {}: expected a folder that can be written to", args.out.display()))?;
     let data = Data::new(&corpus, args.vocab, args.tokens)?;
     if data.vocab < args.vocab {
         tracing::warn!(
@@ -116,10 +120,6 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         seed: args.seed,
     };
     let mut twins = Twins::new(&data, &cpu, config)?;
-    // Before the work, not after it.
-    std::fs::create_dir_all(&args.out)
-        .and_then(|()| tempfile::tempfile_in(&args.out))
-        .with_context(|| format!("option --out {}: expected a folder that can be written to", args.out.display()))?;
     let steps = train(&mut twins, args.steps)?;
     let report = Report::new(&steps, &twins, args, &data, &cpu);
     train::write_charts(&args.out, &steps).context("option --out")?;

@@ -88,7 +88,7 @@ pub fn id(text: &str) -> Result<i64, String> {
 
 /// A chunk that kernels can be generated for.
 pub fn chunk(text: &str) -> Result<usize, String> {
-    let number = text.parse::<usize>().map_err(|_| "expected a power of two from 512 to 65536".to_owned())?;
+    let number = text.parse::<usize>().map_err(|_| "expected a power of two from 256 to 65536".to_owned())?;
     vocabfuse::codegen::spec::check_chunk(number).map_err(|e| e.to_string())
 }
 

@@ -14,7 +14,7 @@ pub fn write(folder: &Path, steps: &[Step]) -> Result<(), TrainError> {
     std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
     for (name, text) in [("loss.csv", table(steps)), ("loss.svg", picture(steps)?)] {
         let path = folder.join(name);
-        std::fs::write(&path, text).map_err(TrainError::io(&path))?;
+        vocabfuse::tensors::write_whole(&path, text.as_bytes()).map_err(TrainError::io(&path))?;
     }
     Ok(())
 }

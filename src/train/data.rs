@@ -1,7 +1,7 @@
 //! Token ids, and the microbatches drawn from them.
 
 use super::corpus::Corpus;
-use super::tokens::tokenize;
+use super::tokens::{LEAST_VOCAB, tokenize};
 use super::{CONTEXT, TrainError};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -29,7 +29,8 @@ impl Data {
     /// # Errors
     /// [`TrainError::Text`] if it has fewer than `tokens` tokens to predict.
     pub fn new(corpus: &Corpus, vocab: usize, tokens: usize) -> Result<Data, TrainError> {
-        let encoded = tokenize(&corpus.texts, vocab)?;
+        // No text has more tokens than bytes, and the tokenizer makes room for as many as it is told.
+        let encoded = tokenize(&corpus.texts, vocab.min(LEAST_VOCAB + corpus.bytes()))?;
         let (got, need) = (encoded.ids.len(), tokens + CONTEXT);
         if got < need {
             let found = format!("too short, {got} tokens in {} bytes of text", corpus.bytes());

@@ -57,7 +57,7 @@ impl Case {
 
     /// The same in f32 for a device of [`bf16x3`], whose kernels have one chunk.
     pub fn bf16x3(&self) -> Case {
-        let policy = Policy { chunk: Some(512), ..self.policy };
+        let policy = Policy { chunk: None, ..self.policy };
         Case { dtype: Dtype::F32, precision: Some(Precision::Bf16x3), policy, ..self.clone() }
     }
 }

@@ -39,7 +39,8 @@ pub fn install() -> Result<()> {
     }
     let path = folder.to_string_lossy().into_owned();
     let fixed = ["-m", "pip", "install", "--quiet", "--upgrade", "--target", &path];
-    run("python3", &[&fixed[..], &WHEELS].concat(), &[])?;
+    run("python3", &[&fixed[..], &WHEELS].concat(), &[])
+        .context("installing the CUDA compiler library for the tests")?;
     std::fs::write(stamp, wanted).context("writing target/nvrtc/version")
 }
 

@@ -57,7 +57,7 @@ impl Caches {
             panels: whole(self.l2 / 2, e_panel, 1),
             grad_panels,
             grad_blocks: whole(self.l2 / 4, panel * panel * packed, 1),
-            grad_rows: power(whole(self.l2 / 2, grad_panels * panel * packed, row_block)).clamp(32, 512),
+            grad_rows: power(whole(self.l2 / 2, grad_panels * panel * packed, row_block)).clamp(32, chunk.min(512)),
         }
     }
 }

@@ -5,12 +5,10 @@ use crate::check::fingerprint;
 use crate::passes::LayerInputs;
 use crate::{Error, Result};
 use std::ptr;
+use vocabfuse_codegen::spec::{check_chunk, default_chunks};
 use vocabfuse_codegen::{Dtype, KernelKind, Place, Target};
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::{self, Entry, Geometry};
-
-/// Chunk used when the policy names none: small enough that the logits of a block of tokens stay in L2.
-const DEFAULT_CHUNK: usize = 512;
 
 /// All kernels that a layer calls.
 #[derive(Clone, Debug)]
@@ -122,7 +120,7 @@ impl Lookup<'_> {
                 && k.loss == self.loss
         };
         let chunks: Vec<String> = self.cpu.registry().iter().filter(alike).map(|k| k.chunk.to_string()).collect();
-        if !chunks.is_empty() && vocabfuse_codegen::spec::check_chunk(self.chunk).is_ok() {
+        if !chunks.is_empty() && check_chunk(self.chunk).is_ok() {
             let message = format!(
                 "expected one of the generated sizes {}, got {}; others can be generated",
                 chunks.join(", "),
@@ -160,15 +158,15 @@ macro_rules! entry {
 impl Family {
     /// The kernels for a loss, a dtype and a chunk; `None` takes the default chunk.
     pub(crate) fn new(cpu: &Cpu, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
+        let (target, products) = (target(cpu, dtype), products(cpu, dtype)?);
         let chunk = match chunk {
-            None => DEFAULT_CHUNK,
-            Some(chunk) => vocabfuse_codegen::spec::check_chunk(chunk).map_err(|_| Error::Option {
+            None => default_chunks(products.target, dtype, products.precision)[0],
+            Some(chunk) => check_chunk(chunk).map_err(|_| Error::Option {
                 option: "chunk",
-                message: format!("expected a power of two from 512 to 65536, got {chunk}"),
+                message: format!("expected a power of two from 256 to 65536, got {chunk}"),
             })?,
         };
-        let target = target(cpu, dtype);
-        let mut lookup = Lookup { cpu, loss, target, products: products(cpu, dtype)?, dtype, chunk, names: vec![] };
+        let mut lookup = Lookup { cpu, loss, target, products, dtype, chunk, names: vec![] };
         let found = lookup.find("logits_softmax")?;
         let logits_softmax = lookup.softmax(found)?;
         let logits_operand = match lookup.optional("logits_operand") {

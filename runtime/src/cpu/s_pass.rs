@@ -51,13 +51,16 @@ const FEW_PANELS: usize = 8;
 const MOST_SLICES: usize = 32;
 const SLICES_BYTES: usize = 8 << 20;
 
-/// Into how many slices with rows of their own the chunks are cut: a matter of sizes alone, since results depend on it.
+/// Columns whose products take about twice the time of clearing, unpacking and merging A of a slice.
+const SLICE_COLUMNS: usize = 512;
+
+/// Into how many slices with rows of their own the columns are cut: a matter of sizes alone, since results depend on it.
 ///
-/// Clearing, unpacking and merging A of a slice take about half the time of one chunk; the more panels, the less is there
-/// to be gained by slices.
-pub(super) fn slices(chunks: usize, panels: usize, panel_bytes: usize) -> usize {
+/// The more panels, the less is there to be gained by slices.
+pub(super) fn slices(columns: usize, chunk: usize, panels: usize, panel_bytes: usize) -> usize {
     let room = SLICES_BYTES / (panels * panel_bytes).max(1);
-    if panels == 0 || panels > FEW_PANELS { 1 } else { (chunks / (1 + panels)).min(MOST_SLICES).min(room).max(1) }
+    let enough = columns.div_ceil(chunk.max(SLICE_COLUMNS)) / (1 + panels);
+    if panels == 0 || panels > FEW_PANELS { 1 } else { enough.min(MOST_SLICES).min(room).max(1) }
 }
 
 /// Most bytes of packed chunks that threads which share tokens run through from one meeting to the next.
@@ -392,7 +395,7 @@ impl Cpu {
             // A filter measures values against the mass so far, of which slices of the vocabulary see a little each.
             let slices = match pass.filter {
                 Some(_) => 1,
-                None => slices(walk.chunks(), walk.panels(), family.geometry.panel * walk.width * 4),
+                None => slices(pass.w.rows(), family.chunk, walk.panels(), family.geometry.panel * walk.width * 4),
             };
             match slices {
                 1 => walk.by_tokens(rows),
@@ -436,9 +439,18 @@ mod tests {
     #[test]
     fn slices_depend_on_sizes_and_stay_small() {
         let kib = 1 << 10;
-        assert_eq!((slices(64, 1, 128 * kib), slices(64, 2, 128 * kib), slices(64, 8, 128 * kib)), (32, 21, 7));
-        assert_eq!((slices(400, 1, 128 * kib), slices(64, 2, 512 * kib), slices(640, 4, 2048 * kib)), (32, 8, 1));
-        assert_eq!((slices(1, 1, kib), slices(0, 1, kib), slices(64, 9, kib), slices(64, 0, kib)), (1, 1, 1, 1));
+        let of_chunks = |chunks: usize, panels, bytes| slices(512 * chunks, 256, panels, bytes);
+        assert_eq!(
+            (of_chunks(64, 1, 128 * kib), of_chunks(64, 2, 128 * kib), of_chunks(64, 8, 128 * kib)),
+            (32, 21, 7)
+        );
+        assert_eq!(
+            (of_chunks(400, 1, 128 * kib), of_chunks(64, 2, 512 * kib), of_chunks(640, 4, 2048 * kib)),
+            (32, 8, 1)
+        );
+        let one = |columns, panels| slices(columns, 512, panels, kib);
+        assert_eq!((one(1, 1), one(0, 1), one(32768, 9), one(32768, 0)), (1, 1, 1, 1));
+        assert_eq!((slices(32768, 512, 1, kib), slices(32768, 2048, 1, kib)), (32, 8));
         assert_eq!(
             (chunks_together(1, kib, 9), chunks_together(2, 2048 * kib, 9), chunks_together(8, kib, 9)),
             (1, 2, 9)

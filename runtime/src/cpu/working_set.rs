@@ -71,7 +71,8 @@ impl Sizes<'_> {
         let x = self.padded(tokens) * width * geometry.packed;
         let chunk = family.chunk * width * (geometry.packed + geometry.packed_transpose);
         let chunks = self.extent.classes.div_ceil(family.chunk);
-        let slices = if filter { 1 } else { slices(chunks, panels, geometry.panel * width * 4) };
+        let slices =
+            if filter { 1 } else { slices(self.extent.classes, family.chunk, panels, geometry.panel * width * 4) };
         let (packed, share) = if slices > 1 {
             (chunk * threads, panels)
         } else {

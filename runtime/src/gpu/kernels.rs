@@ -10,11 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use vocabfuse_codegen::loss::Merge;
 use vocabfuse_codegen::manifest::Entry;
+use vocabfuse_codegen::spec::default_chunks;
 use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Loss, Precision, Target};
 
-/// Chunk used when the policy names none: large enough to keep a GPU busy, small enough that E of thousands of tokens
-/// takes little memory.
-const DEFAULT_CHUNK: usize = 8192;
+fn default_chunk(dtype: Dtype, precision: Option<Precision>) -> usize {
+    default_chunks(Target::Sm80, dtype, precision)[0]
+}
 
 /// A kernel on the device, and how it is called.
 #[derive(Debug)]
@@ -85,7 +86,7 @@ impl Kernels {
         precision: Option<Precision>,
         chunk: Option<usize>,
     ) -> Result<Kernels> {
-        let chunk = chunk.unwrap_or(DEFAULT_CHUNK);
+        let chunk = chunk.unwrap_or_else(|| default_chunk(dtype, precision));
         let kernels = Kernels { chunk, precision, ..Kernels::of_rows(library, loss, dtype) };
         // Refuses what no kernel covers before anything runs.
         kernels.spec(KernelKind::LogitsSoftmax)?;
@@ -100,7 +101,7 @@ impl Kernels {
     /// The kernels of a dtype that move rows, for which neither chunk nor precision matters.
     pub(super) fn of_rows(library: &Arc<Library>, loss: &Arc<Loss>, dtype: Dtype) -> Kernels {
         let (library, loss) = (Arc::clone(library), Arc::clone(loss));
-        Kernels { library, loss, dtype, chunk: DEFAULT_CHUNK, precision: None }
+        Kernels { library, loss, dtype, chunk: default_chunk(dtype, None), precision: None }
     }
 
     /// Name of a kernel.

@@ -6,7 +6,7 @@ mod measure;
 mod report;
 
 use super::run::device::{self, Opened};
-use super::{Outcome, print_json, print_line, values};
+use super::{Outcome, print_error, print_json, print_line, values};
 use anyhow::bail;
 use data::Data;
 use measure::Setting;
@@ -99,7 +99,7 @@ fn run_on<D: Device>(args: &Args, device: &D, cpu: Option<&Cpu>, gpu: Option<&Gp
     match report.failed() {
         failed if failed.is_empty() => Ok(Outcome::Success),
         failed => {
-            eprintln!("check failed: the error of {} is more than the dtype explains", failed.join(", "));
+            print_error(&format!("check failed: the error of {} is more than the dtype explains", failed.join(", ")));
             Ok(Outcome::FailedCheck)
         }
     }

@@ -8,8 +8,9 @@ use anyhow::{Context, bail, ensure};
 use compiled::Compiled;
 use serde::Serialize;
 use std::path::PathBuf;
-use vocabfuse::codegen::builder::{DEFAULT_CHUNKS, DEFAULT_CUDA_CHUNKS, MANIFEST, write_files};
+use vocabfuse::codegen::builder::{MANIFEST, write_files};
 use vocabfuse::codegen::compile::occupancy::Architecture;
+use vocabfuse::codegen::spec::default_chunks;
 use vocabfuse::{Builder, Dtype, KernelKind, KernelSpec, Precision, Target};
 
 /// Generate the source text of kernels, and compile those of a GPU
@@ -32,8 +33,8 @@ pub struct Args {
     /// avx512bf16 and amx]
     #[arg(long, value_parser = values::dtype())]
     dtype: Option<Dtype>,
-    /// Vocabulary entries a kernel works on at a time: a power of two from 512 to 65536 [default: 512, 2048 and 8192; 2048,
-    /// 8192 and 32768 for sm_80]
+    /// Vocabulary entries a kernel works on at a time: a power of two from 256 to 65536 [default: 512, 2048 and 8192; 2048,
+    /// 8192 and 32768 for sm_80; 256 too for bf16 on avx512bf16, alone for bf16x3]
     #[arg(long, value_name = "C", value_parser = values::chunk)]
     chunk: Option<usize>,
     /// Folder to write to; it is made if missing
@@ -100,14 +101,15 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 
 /// What the options ask for; at least one kernel.
 fn builder(args: &Args) -> anyhow::Result<Builder> {
-    let (base, chunks) =
-        if args.target.is_cuda() { (Builder::cuda(), DEFAULT_CUDA_CHUNKS) } else { (Builder::new(), DEFAULT_CHUNKS) };
-    let chunks = args.chunk.map_or_else(|| chunks.to_vec(), |c| vec![c]);
+    let base = if args.target.is_cuda() { Builder::cuda() } else { Builder::new() };
     let kinds = match args.kernel {
         Kernels::All => KernelKind::ALL.to_vec(),
         Kernels::One(kind) => vec![kind],
     };
-    let mut builder = base.targets(&[args.target]).chunks(&chunks).kernels(&kinds);
+    let mut builder = base.targets(&[args.target]).kernels(&kinds);
+    if let Some(chunk) = args.chunk {
+        builder = builder.chunks(&[chunk]);
+    }
     if let Some(dtype) = args.dtype {
         builder = builder.dtypes(&[dtype]);
     }
@@ -118,7 +120,8 @@ fn builder(args: &Args) -> anyhow::Result<Builder> {
         // The builder leaves out what a target does not have; asked for nothing else, the user must hear why.
         let dtypes = args.dtype.map_or_else(|| Dtype::ALL.to_vec(), |d| vec![d]);
         for (&kind, &dtype) in kinds.iter().flat_map(|k| dtypes.iter().map(move |d| (k, d))) {
-            KernelSpec::new(kind, args.target, dtype, chunks[0], "cross_entropy")?;
+            let chunk = args.chunk.unwrap_or(default_chunks(args.target, dtype, None)[0]);
+            KernelSpec::new(kind, args.target, dtype, chunk, "cross_entropy")?;
         }
         bail!("no kernel for these options; `vocabfuse list` shows what there is");
     }

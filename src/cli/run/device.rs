@@ -1,7 +1,7 @@
 //! Where `run` runs.
 
-use anyhow::Context;
-use vocabfuse::{Cpu, Gpu, Precision, Ptx};
+use anyhow::anyhow;
+use vocabfuse::{Cpu, Error, Gpu, Precision, Ptx};
 
 /// A device by its spelling on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,10 @@ impl Choice {
             Choice::Cpu => Opened::Cpu(Cpu::new(threads)?.with_precision(precision)),
             Choice::Cuda(ordinal) => Opened::Cuda(Gpu::cuda(*ordinal)?.with_precision(precision)),
             Choice::Ptx(architecture) => {
-                let ptx = Ptx::new(architecture).context("option --device")?;
+                let ptx = Ptx::new(architecture).map_err(|error| match error {
+                    Error::Option { message, .. } => anyhow!("option --device: {message}"),
+                    other => other.into(),
+                })?;
                 Opened::Ptx(Gpu::ptx(&ptx)?.with_precision(precision), ptx)
             }
         })

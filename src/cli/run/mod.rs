@@ -15,7 +15,7 @@ mod products;
 mod report;
 
 use super::values;
-use super::{Outcome, print_json, print_line};
+use super::{Outcome, print_error, print_json, print_line};
 use anyhow::{Context, ensure};
 use check::Check;
 use device::Opened;
@@ -42,6 +42,7 @@ use vocabfuse::{Device, Dtype, Ptx, ShardLayout};
 /// and entropy, and dx, dw or dlogits, and dbias. kl reads a teacher besides, teacher_x and so on, and writes divergence and
 /// the gradients of both. top-k and sample write ids, logits and logprobs.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 #[command(after_help = "Examples:\n  \
     vocabfuse run --input t.safetensors --output o.safetensors --ranks 4 --check\n  \
     vocabfuse run --input t.safetensors --output o.safetensors --bounds 0,5,5,100 --dtype bf16 --json\n  \
@@ -77,7 +78,8 @@ pub struct Args {
     /// Threads that the ranks share [default: one a processor]
     #[arg(long, value_name = "T", value_parser = values::threads)]
     threads: Option<usize>,
-    /// Compare with an f64 reference; fails if an error is over twice that of the plain composition in this dtype
+    /// Compare values and gradients, not ids, with an f64 reference; fails if an error is over twice that of the plain
+    /// composition in this dtype
     #[arg(long)]
     check: bool,
     /// Type of the written tensors
@@ -112,6 +114,7 @@ fn run_operator<O: Operator>(
     read: impl Fn(&Path, Option<Dtype>) -> anyhow::Result<O>,
 ) -> anyhow::Result<Outcome> {
     check_folder(&args.output)?;
+    check_apart(&args.input, &args.output)?;
     let operator = read(&args.input, args.dtype)?;
     let layout = layout(args, operator.sizes().vocab)?;
     match args.device.open(args.threads, args.products.precision)? {
@@ -144,13 +147,19 @@ fn run_on<D: Device>(
     if let Some(found) = found.filter(|found| !found.is_clean()) {
         let first = found.races.iter().chain(&found.uninitialized).next().map_or("", String::as_str);
         let (races, reads) = (found.races.len(), found.uninitialized.len());
-        eprintln!("check failed: {races} races and {reads} reads of unwritten memory, the first in {first}");
+        print_error(&format!(
+            "check failed: {races} races and {reads} reads of unwritten memory, the first in {first}"
+        ));
         return Ok(Outcome::FailedCheck);
     }
     match check.map(|c| c.failed()) {
         Some(failed) if !failed.is_empty() => {
             let failed = failed.join(", ");
-            eprintln!("check failed: the error of {failed} is more than twice that of the plain composition");
+            let filter =
+                args.products.policy().filter.map_or("", |_| "; the gradient filter leaves out a part of gradients");
+            print_error(&format!(
+                "check failed: the error of {failed} is more than twice that of the plain composition{filter}"
+            ));
             Ok(Outcome::FailedCheck)
         }
         _ => Ok(Outcome::Success),
@@ -170,6 +179,13 @@ fn check_folder(output: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+// Whoever overwrites the inputs has nothing to run again with.
+fn check_apart(input: &Path, output: &Path) -> anyhow::Result<()> {
+    let same = output.canonicalize().is_ok_and(|output| input.canonicalize().is_ok_and(|input| input == output));
+    ensure!(!same, "option --output {}: is the input; expected another file", output.display());
+    Ok(())
+}
+
 fn layout(args: &Args, vocab: usize) -> anyhow::Result<ShardLayout> {
     let Some(bounds) = &args.bounds else {
         return ShardLayout::even(vocab, args.ranks.unwrap_or(1)).context("option --ranks");
@@ -178,7 +194,11 @@ fn layout(args: &Args, vocab: usize) -> anyhow::Result<ShardLayout> {
     let end = layout.stored();
     ensure!(end == vocab, "option --bounds: the shards end at row {end}; expected {vocab}, the rows of tensor w");
     if let Some(ranks) = args.ranks {
-        ensure!(ranks == layout.ranks(), "option --ranks {ranks}: --bounds gives {} ranks", layout.ranks());
+        ensure!(
+            ranks == layout.ranks(),
+            "option --ranks {ranks}: expected {}, the number of shards that --bounds gives",
+            layout.ranks()
+        );
     }
     Ok(layout)
 }
