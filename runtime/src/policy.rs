@@ -47,7 +47,8 @@ pub struct Policy {
     pub frozen_input: bool,
     /// W is frozen: nothing is kept for pass T, which cannot be called.
     pub frozen_weight: bool,
-    /// Bytes over inputs and outputs a rank may use for one microbatch at a time; exceeding it is an error.
+    /// Bytes over inputs and outputs a rank may use for one microbatch at a time; exceeding it is an error. Ranks that share a
+    /// [`crate::Cpu`] get kept memory of each other, which may be an eighth larger than what a rank asks for.
     pub memory_budget: Option<usize>,
     /// Threshold of the gradient filter, above 0 and below 1; `None` leaves nothing out. This choice changes results by
     /// more than rounding: tiles of tokens by vocabulary entries in which every derivative of a token's loss by a logit
