@@ -278,7 +278,12 @@ pub fn read(path: &Path) -> Result<Inputs, TensorError> {
 }
 
 fn contents(path: &Path) -> Result<Vec<u8>, TensorError> {
-    std::fs::read(path).map_err(|source| TensorError::Io { path: path.display().to_string(), source })
+    let failed = |source| TensorError::Io { path: path.display().to_string(), source };
+    // A device may have no end, and a pipe may never begin.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(failed(std::io::Error::other("expected a regular file")));
+    }
+    std::fs::read(path).map_err(failed)
 }
 
 /// The tensors of a file that holds no others than those known.

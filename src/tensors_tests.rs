@@ -109,6 +109,7 @@ fn writes_whole_files_or_none() {
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(floats("loss", &file.tensor("loss").unwrap()).unwrap(), values);
 
+    assert!(read(folder.path()).unwrap_err().to_string().contains("regular file"));
     let nowhere = folder.path().join("missing/out.safetensors");
     assert!(write(&nowhere, &[]).is_err());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -333,11 +333,15 @@ impl Builder {
     /// All kernels of CPU targets as one source file with a module a [`Place`]: for `include!` from the output folder of a build script.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// [`Error::Empty`] without any such kernel, or any error of generation.
     pub fn bundle(&self) -> Result<String, Error> {
         let kernels = self.generate()?;
+        let modules = self.modules(&kernels);
+        if modules.is_empty() {
+            return Err(Error::Empty);
+        }
         let mut text = String::new();
-        for (place, listed) in self.modules(&kernels) {
+        for (place, listed) in modules {
             if place.target != Target::Scalar {
                 text += "#[cfg(target_arch = \"x86_64\")]\n";
             }

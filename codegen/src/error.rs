@@ -58,6 +58,11 @@ pub enum Error {
         /// What is missing.
         message: String,
     },
+    /// A set of targets, dtypes, chunks and kernels that holds no kernel for a CPU, where one is asked for.
+    #[error(
+        "no kernel of a CPU target among what was asked for; expected at least one target, dtype, chunk and kernel"
+    )]
+    Empty,
     /// A file that cannot be written.
     #[error("{path}: {source}")]
     Io {

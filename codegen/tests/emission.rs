@@ -184,3 +184,11 @@ fn every_template_is_used_and_has_no_stray_syntax() {
         }
     }
 }
+
+#[test]
+fn a_bundle_without_kernels_is_an_error() {
+    for builder in [Builder::cuda(), Builder::new().dtypes(&[]), Builder::new().targets(&[])] {
+        assert!(builder.bundle().unwrap_err().to_string().contains("no kernel of a CPU target"));
+    }
+    assert!(Builder::new().targets(&[Target::Scalar]).chunks(&[512]).bundle().is_ok());
+}
