@@ -72,8 +72,8 @@ impl<'a> Fused<'a> {
         let x = self.data.x.matrix(tokens, hidden).expect("x");
         let weight = self.data.w.matrix(vocab, hidden).expect("w");
         let batch = Batch::new(x, &self.data.targets);
-        let partial = self.layer.s_pass(batch, Shard { weight, bias: None }).expect("pass S");
-        partial.start_combine(&self.comm).and_then(|m| m.wait()).expect("combine")
+        let partial = self.layer.s_pass(&self.comm, batch, Shard { weight, bias: None }).expect("pass S");
+        partial.start_combine().wait().expect("combine")
     }
 
     fn pass_t(&mut self, done: Done<'a>) {

@@ -28,8 +28,8 @@
 //!
 //! let batch = Batch::new(Matrix::new(&x, tokens, hidden)?, &targets);
 //! let shard = Shard { weight: Matrix::new(&w, vocab, hidden)?, bias: None };
-//! let partial = layer.s_pass(batch, shard)?; // S
-//! let done = partial.start_combine(&comm)?.wait()?; // C1
+//! let partial = layer.s_pass(&comm, batch, shard)?; // S
+//! let done = partial.start_combine().wait()?; // C1
 //! assert!((done.loss[0] - 100_f32.ln()).abs() < 1e-5);
 //! assert_eq!(done.dx.len(), tokens * hidden);
 //!

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 /// Runs `work` on one thread per item; `work` gets the rank, which is the item's position, and the item.
 ///
-/// Returns when all threads have ended. A panic in `work` is passed on.
+/// Returns when all threads have ended. A panic in `work` is passed on. Where items are members of a group
+/// ([`Local`](crate::Local)), `work` should own them: one that is borrowed is not gone when `work` ends outside of a phase, and
+/// whoever waits for it then waits until it takes part or is dropped.
 ///
 /// # Errors
 /// The error of the lowest rank that failed.

@@ -88,7 +88,7 @@ fn leaves_padded_rows_alone(cpu: &Cpu) {
                 let layer = OutputLayer::new(cpu, &layout, rank, loss, policy)?;
                 let weight = Matrix::new(&w, layout.stored(), hidden)?.row_range(layout.range(rank))?;
                 let batch = Batch::new(Matrix::new(&tensors.x, tokens, hidden)?, &tensors.targets);
-                let done = layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&comm)?.wait()?;
+                let done = layer.s_pass(&comm, batch, Shard { weight, bias: None })?.start_combine().wait()?;
                 assert!(largest_error(&done.loss, &expected.loss) < 1e-6, "{loss:?}");
                 assert!(largest_error(&done.dx, &expected.dx) < 1e-5, "{loss:?}");
                 assert!(done.argmax.is_none_or(|ids| ids == expected.argmax), "{loss:?}");
@@ -267,7 +267,7 @@ fn frozen_inputs_and_weights_change_nothing_else() {
         let batch = Batch::new(Matrix::new(&tensors.x, 15, 10).unwrap(), &tensors.targets);
         let shard = Shard { weight: Matrix::new(&tensors.w, 50, 10).unwrap(), bias: tensors.bias.as_deref() };
         let comm = Local::group(1).remove(0);
-        let done = layer.s_pass(batch, shard).unwrap().start_combine(&comm).unwrap().wait().unwrap();
+        let done = layer.s_pass(&comm, batch, shard).unwrap().start_combine().wait().unwrap();
         assert_eq!(done.weight_grad.saved_bytes(), 0);
         assert!(largest_error(&done.dx, &all.out.dx) < 1e-6);
         let mut dw = vec![0.0; 500];
@@ -297,7 +297,8 @@ fn unusable_options_and_weights_are_named() {
     let targets = [1, 2, 3];
     let batch = Batch::new(Matrix::new(&x, 3, 4).unwrap(), &targets);
     let shard = Shard { weight: Matrix::new(&w, 20, 4).unwrap(), bias: None };
-    let message = |batch: Batch<'_>| layer.s_pass(batch, shard).err().unwrap().to_string();
+    let comm = Local::group(1).remove(0);
+    let message = |batch: Batch<'_>| layer.s_pass(&comm, batch, shard).err().unwrap().to_string();
     let short = [1.0];
     assert!(message(Batch { token_weights: Some(&short), ..batch }).contains("tensor token_weights: expected 3"));
     assert!(message(Batch { class_weights: Some(&short), ..batch }).contains("tensor class_weights: expected 20"));
@@ -309,7 +310,7 @@ fn unusable_options_and_weights_are_named() {
     let loss = CrossEntropy { softcap: Some(2.0), label_smoothing: 0.1, ..base };
     let policy = Policy { save: Save::Yes, ..Policy::default() };
     let layer = OutputLayer::new(&cpu(), &layout, 0, loss, policy).unwrap();
-    assert!(layer.s_pass(batch, shard).err().unwrap().to_string().contains("option save"));
+    assert!(layer.s_pass(&comm, batch, shard).err().unwrap().to_string().contains("option save"));
 }
 
 /// Rows of X and W far apart, in memory of which only the pages that are touched exist.
@@ -337,8 +338,7 @@ fn rows_may_lie_beyond_32_bits() {
         let layer = OutputLayer::new(&cpu(), &layout, 0, case.loss, policy).unwrap();
         let batch = Batch::new(Matrix::with_stride(&x, tokens, hidden, x_stride).unwrap(), &tensors.targets);
         let weight = Matrix::with_stride(&w, vocab, hidden, w_stride).unwrap();
-        let done =
-            layer.s_pass(batch, Shard { weight, bias: None }).unwrap().start_combine(&comm).unwrap().wait().unwrap();
+        let done = layer.s_pass(&comm, batch, Shard { weight, bias: None }).unwrap().start_combine().wait().unwrap();
         assert!(same(&done.loss, &expected.loss) && same(&done.dx, &expected.dx));
         let mut dw = vec![0.0; vocab * hidden];
         layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One).unwrap();

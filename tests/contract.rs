@@ -344,8 +344,8 @@ fn padded_vocabulary_rows_have_no_mass_and_no_gradient() {
         let layer = OutputLayer::new(&Cpu::new(Some(1))?, &layout, rank, CrossEntropy::default(), Policy::default())?;
         let w = Matrix::new(&w, layout.stored(), hidden)?.row_range(layout.range(rank))?;
         let x = Matrix::new(&tensors.x, tokens, hidden)?;
-        let partial = layer.s_pass(Batch::new(x, &tensors.targets), Shard { weight: w, bias: None })?;
-        let done = partial.start_combine(&comm)?.wait()?;
+        let partial = layer.s_pass(&comm, Batch::new(x, &tensors.targets), Shard { weight: w, bias: None })?;
+        let done = partial.start_combine().wait()?;
         assert!(largest_error(&done.loss, &expected.loss) < 1e-6);
         layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)
     })

@@ -100,7 +100,7 @@ fn refused(case: &Case, bad: i64) {
         let w = Matrix::new(&w, case.layout.stored(), case.hidden).unwrap();
         let errors = each(Local::group(case.layout.ranks()), |rank, comm| {
             let layer = InputLayer::new(device, &case.layout, rank, None).unwrap();
-            let found = layer.lookup(&ids, w.row_range(case.layout.range(rank)).unwrap());
+            let found = layer.lookup(&comm, &ids, w.row_range(case.layout.range(rank)).unwrap());
             assert_eq!(comm.counters(), Counters::default());
             Ok::<_, Error>(found.map(|_| ()).unwrap_err())
         });
@@ -186,9 +186,9 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
         let shard = w.row_range(case.layout.range(rank))?;
         let input = InputLayer::new(device, &case.layout, rank, None)?;
         let output = OutputLayer::new(device, &case.layout, rank, CrossEntropy::default(), Policy::default())?;
-        let embedded = input.lookup(&case.ids, shard)?.start_select(&comm)?.wait()?;
+        let embedded = input.lookup(&comm, &case.ids, shard)?.start_select().wait()?;
         let batch = Batch::new(embedded.x.view(), &targets);
-        let done = output.s_pass(batch, Shard { weight: shard, bias: None })?.start_combine(&comm)?.wait()?;
+        let done = output.s_pass(&comm, batch, Shard { weight: shard, bias: None })?.start_combine().wait()?;
         assert_eq!(comm.counters().barriers, 2);
         let dx = Matrix::new(&done.dx, n, h)?;
         if embedding_first {
@@ -244,11 +244,11 @@ fn ranks_that_disagree_get_the_same_error() {
             if odd(3) {
                 let layer = OutputLayer::new(&cpu, &layout, rank, CrossEntropy::default(), Policy::default())?;
                 let batch = Batch::new(Matrix::new(&w[..18], 3, 6)?, &ids);
-                let partial = layer.s_pass(batch, Shard { weight: table, bias: None })?;
-                return Ok::<_, Error>(partial.start_combine(&comm)?.wait().map(|_| ()).unwrap_err());
+                let partial = layer.s_pass(&comm, batch, Shard { weight: table, bias: None })?;
+                return Ok::<_, Error>(partial.start_combine().wait().map(|_| ()).unwrap_err());
             }
             let layer = InputLayer::new(&cpu, &layout, rank, odd(2).then_some(3))?;
-            Ok(layer.lookup(&ids, table)?.start_select(&comm)?.wait().map(|_| ()).unwrap_err())
+            Ok(layer.lookup(&comm, &ids, table)?.start_select().wait().map(|_| ()).unwrap_err())
         })
         .unwrap();
         assert!(matches!(results[0], Error::Disagreement { rank: 1, .. }), "{fault}: {results:?}");
@@ -267,7 +267,7 @@ fn a_rank_that_leaves_ends_the_collective() {
             if rank == 1 && !contributes {
                 return Ok(None);
             }
-            let selecting = layer.lookup(&[1, 8, 3], table)?.start_select(&comm)?;
+            let selecting = layer.lookup(&comm, &[1, 8, 3], table)?.start_select();
             if rank == 1 { Ok(None) } else { Ok::<_, Error>(selecting.wait().err()) }
         });
         assert_eq!(errors.unwrap()[0], Some(Error::RankGone { rank: 1 }));
@@ -281,7 +281,8 @@ fn wrong_shapes_name_the_tensor() {
     let w = vec![1.0f32; 9 * 6];
     let full = Matrix::new(&w, 9, 6).unwrap();
     let layer = InputLayer::new(&cpu, &layout, 1, None).unwrap();
-    let lookup = |table| layer.lookup(&[1, 8], table).map(|_| ()).unwrap_err().to_string();
+    let group = Local::group(2);
+    let lookup = |table| layer.lookup(&group[1], &[1, 8], table).map(|_| ()).unwrap_err().to_string();
     assert_eq!(lookup(full), "tensor w: expected the 5 rows 4..9 of rank 1, got 9 rows");
     assert!(lookup(Matrix::new(&w[..0], 5, 0).unwrap()).starts_with("tensor w: expected 1 to"));
     let option = |padding| InputLayer::new(&cpu, &layout, 0, Some(padding)).unwrap_err().to_string();
@@ -291,14 +292,10 @@ fn wrong_shapes_name_the_tensor() {
 
     let alone = ShardLayout::even(9, 1).unwrap();
     let layer = InputLayer::new(&cpu, &alone, 0, None).unwrap();
-    let other_group = Local::group(2);
-    assert!(matches!(
-        layer.lookup(&[1], full).unwrap().start_select(&other_group[0]).map(|_| ()),
-        Err(Error::Layout(_))
-    ));
+    assert!(matches!(layer.lookup(&group[0], &[1], full).map(|_| ()), Err(Error::Layout(_))));
     let comm = Local::group(1).remove(0);
     let backward = |dy: Matrix<'_>, dw: usize| {
-        let done = layer.lookup(&[1, 8], full).unwrap().start_select(&comm).unwrap().wait().unwrap();
+        let done = layer.lookup(&comm, &[1, 8], full).unwrap().start_select().wait().unwrap();
         assert_eq!(done.x.to_f32().len(), 12);
         assert!(done.x.elements::<bf16>().is_none());
         layer.backward(done.table_grad, dy, &mut vec![0.0; dw]).unwrap_err().to_string()
@@ -341,7 +338,7 @@ fn offsets_have_64_bits() {
         let last = layout.vocab() as i64 - 1;
         let layer = InputLayer::new(device, layout, 0, None).unwrap();
         let ids = [last, 5, last];
-        let done = layer.lookup(&ids, w).unwrap().start_select(comm).unwrap().wait().unwrap();
+        let done = layer.lookup(comm, &ids, w).unwrap().start_select().wait().unwrap();
         layer.backward(done.table_grad, Matrix::new(dy, 3, 8).unwrap(), dw).unwrap();
         done.x.to_f32()
     }

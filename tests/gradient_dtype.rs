@@ -28,7 +28,7 @@ fn put<T: Element, D: Device>(
     let layer = OutputLayer::new(device, &layout, 0, case.loss, case.policy)?;
     let batch = Batch::new(Matrix::new(&x, case.tokens, case.hidden)?, &tensors.targets);
     let weight = Matrix::new(&w, layout.range(0).len(), case.hidden)?;
-    let done = layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&Local::group(1)[0])?.wait()?;
+    let done = layer.s_pass(&Local::group(1)[0], batch, Shard { weight, bias: None })?.start_combine().wait()?;
     layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One).map(|_| ())
 }
 
@@ -150,7 +150,8 @@ fn reaches<T: Element>(
     let layer = OutputLayer::new(cpu, &layout, 0, CrossEntropy::default(), policy).unwrap();
     let batch = Batch::new(Matrix::new(&x, tokens, hidden).unwrap(), &targets);
     let shard = Shard { weight: Matrix::new(&w, CLASSES, hidden).unwrap(), bias: Some(&bias) };
-    let done = layer.s_pass(batch, shard).unwrap().start_combine(&Local::group(1)[0]).unwrap().wait().unwrap();
+    let comm = &Local::group(1)[0];
+    let done = layer.s_pass(comm, batch, shard).unwrap().start_combine().wait().unwrap();
     let mut dw = vec![from(3.0); CLASSES * hidden];
     layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One).unwrap();
     let numbers = dw.iter().filter(|v| !wide(**v).is_nan()).count();

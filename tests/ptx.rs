@@ -283,10 +283,54 @@ fn ranks_of_a_group_share_a_device() {
         let layer = OutputLayer::new(&gpu, &layout, rank, CrossEntropy::default(), policy)?;
         let weight = Matrix::new(&w, 2, 8)?;
         let batch = Batch::new(Matrix::new(&x, 1, 8)?, &[1]);
-        layer.s_pass(batch, Shard { weight, bias: None })?.start_combine(&comm)?.wait().map(|_| ())
+        layer.s_pass(&comm, batch, Shard { weight, bias: None })?.start_combine().wait().map(|_| ())
     });
     let error = results.unwrap_err();
     assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+}
+
+#[test]
+fn a_loss_without_argmax_refuses_to_give_one() {
+    use vocabfuse_runtime::{Batch, Local, Matrix, OutputLayer, RowLoss, Shard, ShardLayout};
+    let (x, w) = ([half::bf16::ONE; 8], [half::bf16::ONE; 32]);
+    let options = CrossEntropy { argmax: true, ..CrossEntropy::default() };
+    let loss = RowLoss { name: "cross_entropy".to_owned(), uniforms: [("z_loss".to_owned(), 0.0)].into(), options };
+    let layout = ShardLayout::even(4, 1).unwrap();
+    let layer = OutputLayer::with_loss(&device().1, &layout, 0, loss, policy(Algorithm::Two, Save::No)).unwrap();
+    let batch = Batch::new(Matrix::new(&x, 1, 8).unwrap(), &[1]);
+    let shard = Shard { weight: Matrix::new(&w, 4, 8).unwrap(), bias: None };
+    let error = layer.s_pass(&Local::group(1)[0], batch, shard).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(error, "option argmax: expected false: loss cross_entropy gives none");
+}
+
+/// What the layer asks for is what buffers on the device hold, over copies of inputs and outputs.
+#[test]
+fn the_budget_of_a_device_is_kept() {
+    let smoothed = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+    let capped = CrossEntropy { softcap: Some(20.0), ..smoothed };
+    for loss in [CrossEntropy::default(), smoothed, capped] {
+        for save in if loss == capped { vec![Save::No] } else { vec![Save::No, Save::Yes] } {
+            let (_, gpu) = device();
+            let with = |budget| {
+                let policy = Policy { memory_budget: Some(budget), ..policy(Algorithm::Two, save) };
+                Case { dtype: Dtype::Bf16, loss, policy, ..Case::new(130, 48, 700) }
+            };
+            let tensors = Tensors::random(&with(1));
+            let needed = match run(&gpu, &with(1), &tensors) {
+                Err(Error::Budget { needed, .. }) => needed,
+                other => panic!("{other:?}"),
+            };
+            gpu.take_peak_bytes();
+            run(&gpu, &with(needed), &tensors).unwrap();
+            // Copies of X and W, and in pass T dW.
+            let [inputs, dw] = [(130 + 700) * 48 * 2, 700 * 48 * 4];
+            let used = gpu.take_peak_bytes().saturating_sub(inputs);
+            assert!(
+                used <= needed + dw && used * 10 >= needed * 7,
+                "{needed} bytes needed, {used} used: {loss:?}, {save}"
+            );
+        }
+    }
 }
 
 #[test]

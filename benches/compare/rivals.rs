@@ -143,7 +143,7 @@ impl Rival {
             Way::Fused { layer, comm, x, w, .. } => {
                 let batch = Batch::new(x.matrix(n, h)?, &self.targets);
                 let shard = Shard { weight: w.matrix(v, h)?, bias: None };
-                let done = layer.s_pass(batch, shard)?.start_combine(comm)?.wait()?;
+                let done = layer.s_pass(comm, batch, shard)?.start_combine().wait()?;
                 let mut dw = Values::zeros(v * h, self.shape.dtype()?);
                 layer.t_pass(done.weight_grad, Gradients { dw: dw.gradient(), dbias: None }, Upstream::One)?;
                 (done.loss[0], done.dx, dw)

@@ -20,26 +20,22 @@ impl Algorithm {
         self == Algorithm::Two
     }
 
-    /// Starts the first barrier. Returns the rows that later barriers need.
-    pub(crate) fn start<D: Device>(
+    /// The rows that travel at the first barrier, and those that later ones need.
+    pub(crate) fn first<D: Device>(
         self,
-        comm: &Local,
-        agreement: &str,
         device: &D,
         kernels: &D::Kernels,
         rows: D::Rows,
-    ) -> Result<(Pending, Option<D::Rows>)> {
-        Ok(match self {
-            Algorithm::Two | Algorithm::One => (MergeRows::<D>::start(comm, agreement, rows), None),
-            Algorithm::Naive => {
-                // Only the references travel: the maximum comes first, the sums with the next barrier.
-                let references = device.references(kernels, &rows)?;
-                (MergeRows::<D>::start(comm, agreement, references), Some(rows))
-            }
-        })
+    ) -> Result<(D::Rows, Option<D::Rows>)> {
+        match self {
+            Algorithm::Two | Algorithm::One => Ok((rows, None)),
+            // Only the references travel: the maximum comes first, the sums with the next barrier.
+            Algorithm::Naive => Ok((device.references(kernels, &rows)?, Some(rows))),
+        }
     }
 
-    /// Completes the first barrier and runs the others.
+    /// Completes the first barrier and runs the others. The place in each is taken right after the one before it, so that
+    /// what fails in between ends it for all ranks.
     pub(crate) fn complete<D: Device>(
         self,
         comm: &Local,
@@ -56,18 +52,23 @@ impl Algorithm {
         if self == Algorithm::Two || self == Algorithm::One && without_a {
             return first.wait(&finishing);
         }
-        let mut merged = device.concatenate(kernels, &blocks(&first.wait(&merging)?))?;
+        let all = |merged: Merged<D>| device.concatenate(kernels, &blocks(&merged));
+        let merged = first.wait(&merging)?;
+        let (mut turn, mut merged) = comm.turn().after(|| all(merged))?;
         if let Some(mut rows) = kept {
-            device.raise(kernels, &mut rows, &merged)?;
-            let second = MergeRows::<D>::start(comm, exchange.agreement, rows);
+            let (second, ()) = turn.after(|| device.raise(kernels, &mut rows, &merged))?;
+            let second = MergeRows::<D>::start(second, exchange.agreement, rows);
             if without_a {
                 return second.wait(&finishing);
             }
-            merged = device.concatenate(kernels, &blocks(&second.wait(&merging)?))?;
+            let sums = second.wait(&merging)?;
+            (turn, merged) = comm.turn().after(|| all(sums))?;
         }
         let saved = exchange.saved.as_deref_mut();
-        let rows = device.accumulate(kernels, exchange.inputs, &exchange.pass, merged, saved, comm.rank() == 0)?;
-        MergeRows::<D>::start(comm, exchange.agreement, rows).wait(&finishing)
+        let leads = comm.rank() == 0;
+        let accumulate = || device.accumulate(kernels, exchange.inputs, &exchange.pass, merged, saved, leads);
+        let (turn, rows) = turn.after(accumulate)?;
+        MergeRows::<D>::start(turn, exchange.agreement, rows).wait(&finishing)
     }
 }
 

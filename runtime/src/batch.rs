@@ -77,7 +77,7 @@ impl Shard<'_> {
     /// Checks the rows of a rank against the layout and X.
     pub(crate) fn check(&self, layout: &ShardLayout, rank: usize, x: &Matrix<'_>) -> Result<()> {
         let weight = &self.weight;
-        check::shard(layout, rank, weight)?;
+        check::shard(layout, rank, "w", weight)?;
         if weight.columns() != x.columns() {
             let expected = format!("{} columns, as x has", x.columns());
             return Err(shape("w", expected, format!("{} columns", weight.columns())));

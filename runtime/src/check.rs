@@ -22,14 +22,14 @@ pub(crate) fn rank(layout: &ShardLayout, rank: usize) -> Result<()> {
 }
 
 /// The rows of W that a rank holds, few enough for 32-bit ids within the shard.
-pub(crate) fn shard(layout: &ShardLayout, rank: usize, weight: &Matrix<'_>) -> Result<()> {
+pub(crate) fn shard(layout: &ShardLayout, rank: usize, tensor: &'static str, weight: &Matrix<'_>) -> Result<()> {
     let owned = layout.range(rank);
     if weight.rows() != owned.len() {
         let expected = format!("the {} rows {owned:?} of rank {rank}", owned.len());
-        return Err(shape("w", expected, format!("{} rows", weight.rows())));
+        return Err(shape(tensor, expected, format!("{} rows", weight.rows())));
     }
     if i32::try_from(owned.len()).is_err() {
-        return Err(shape("w", "fewer than 2^31 rows a rank", owned.len().to_string()));
+        return Err(shape(tensor, "fewer than 2^31 rows a rank", owned.len().to_string()));
     }
     Ok(())
 }

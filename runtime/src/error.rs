@@ -83,14 +83,15 @@ pub enum Error {
         /// Targets that can run.
         available: String,
     },
-    /// The memory budget is too small for any way of running.
+    /// The memory budget is too small for every way of running that the policy allows.
     #[error(
-        "option memory_budget: {budget} bytes are too few; this shape needs at least {needed} bytes over inputs and outputs"
+        "option memory_budget: {budget} bytes are too few; with this policy the shape needs at least {needed} bytes over \
+         inputs and outputs"
     )]
     Budget {
         /// Bytes allowed.
         budget: usize,
-        /// Bytes needed.
+        /// Bytes that the most frugal of them needs.
         needed: usize,
     },
     /// Ranks that do not run the same job.

@@ -64,7 +64,7 @@ impl<'a, D: Device> Job<'a, D> {
             ("lse_upstream", per_token(&|row| batch.lse_upstream.map_or(0.0, |u| u[row]))),
         ];
         let class_weight = (layer.loss.label_smoothing > 0.0).then(|| match batch.class_weights {
-            Some(weights) => Cow::Borrowed(&weights[owned.start..][..classes]),
+            Some(weights) => Cow::Borrowed(&weights[layer.layout.class_range(layer.rank)]),
             None => Cow::Owned(vec![1.0; classes]),
         });
         let mut uniforms = layer.programs.uniforms.clone();
@@ -75,7 +75,8 @@ impl<'a, D: Device> Job<'a, D> {
         let spread = f64::from(layer.loss.label_smoothing) / layer.layout.vocab().max(1) as f64 * weights;
         uniforms.insert("smoothing_total".to_owned(), spread as f32);
         uniforms.insert("first_class".to_owned(), owned.start as f32);
-        let agreement = agreement(&layer, &batch, shard.bias.is_some());
+        let form = layer.device.form(&kernels, batch.x.columns());
+        let agreement = agreement(&layer, &form, &batch, shard.bias.is_some());
         let filter = layer.policy.filter.map(Filter::new);
         Job { filter, layer, kernels, batch, shard, rows, targets, tokens, uniforms, class_weight, divisor, agreement }
     }
@@ -129,7 +130,7 @@ impl<'a, D: Device> Job<'a, D> {
 }
 
 // X is not compared: that would cost a pass over it.
-fn agreement<D: Device>(layer: &OutputLayer<D>, batch: &Batch<'_>, bias: bool) -> String {
+fn agreement<D: Device>(layer: &OutputLayer<D>, form: &str, batch: &Batch<'_>, bias: bool) -> String {
     let bits = |values: Option<&[f32]>| values.map(|v| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>());
     let data = fingerprint(&(
         batch.targets,
@@ -139,7 +140,7 @@ fn agreement<D: Device>(layer: &OutputLayer<D>, batch: &Batch<'_>, bias: bool) -
         bits(batch.class_weights),
     ));
     format!(
-        "rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, dx {}, filter {:?}, {}, loss {}, \
+        "rows in {}, {form}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, algorithm {}, dx {}, filter {:?}, {}, loss {}, \
          bias {bias}, targets, upstream and weights {data:016x}",
         layer.device.place(),
         batch.x.rows(),

@@ -3,12 +3,11 @@
 use crate::algorithm::{Exchange, blocks};
 use crate::batch::{Batch, Gradients, Shard, Upstream};
 use crate::check::{self, expect};
-use crate::comm::{Finish, Local, Merged, Pending};
+use crate::comm::{Finish, Local, MergeRows, Merged, Pending, Turn};
 use crate::filter::{Filter, Filtered};
 use crate::job::Job;
 use crate::loss::{RowLoss, RowPrograms};
 use crate::passes::{Extent, FinishJob, SPass, Sums, TPass};
-use crate::policy::DEFAULT_MEMORY_BUDGET as DEFAULT_BUDGET;
 use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Policy, Result, Save, ShardLayout};
 use std::sync::Arc;
 
@@ -28,7 +27,10 @@ pub struct Partial<'a, D: Device = Cpu> {
     job: Job<'a, D>,
     inputs: D::Inputs,
     rows: D::Rows,
+    kept: Option<D::Rows>,
     saved: Option<D::Saved>,
+    turn: Turn,
+    comm: Local,
 }
 
 /// While the collective runs.
@@ -85,7 +87,8 @@ impl<D: Device> OutputLayer<D> {
     /// The layer of `rank` in `layout` with a loss of one's own.
     ///
     /// # Errors
-    /// As [`OutputLayer::new`]; whether there are kernels for the loss is known in pass S.
+    /// As [`OutputLayer::new`], also for an option that only cross-entropy has. Whether there are kernels for the loss, and
+    /// whether it gives an argmax, is known in pass S.
     pub fn with_loss(
         device: &D,
         layout: &ShardLayout,
@@ -94,6 +97,7 @@ impl<D: Device> OutputLayer<D> {
         policy: Policy,
     ) -> Result<OutputLayer<D>> {
         let mut programs = RowPrograms { name: loss.name, uniforms: loss.uniforms };
+        loss.options.check_of_own_loss()?;
         programs.uniforms.insert("logit_scale".to_owned(), loss.options.logit_scale);
         OutputLayer::of(device, layout, rank, loss.options, programs, policy)
     }
@@ -112,25 +116,36 @@ impl<D: Device> OutputLayer<D> {
         Ok(OutputLayer { device: device.clone(), layout: layout.clone(), rank, loss, programs, policy })
     }
 
-    /// Pass S: no communication.
-    ///
-    /// Every check of the inputs happens here, before any communication, from what all ranks see alike.
+    /// Pass S: local work. It takes the rank's place in C1, without waiting; every rank of the group does so in the same
+    /// order. Every check of the inputs happens here.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`] or [`Error::Target`] naming the tensor; [`Error::Kernel`] or
-    /// [`Error::Option`] if there is no kernel for dtype, chunk or loss; [`Error::Budget`].
-    pub fn s_pass<'a>(&self, batch: Batch<'a>, shard: Shard<'a>) -> Result<Partial<'a, D>> {
-        batch.check(self.layout.vocab())?;
-        shard.check(&self.layout, self.rank, &batch.x)?;
-        let kernels = self.device.kernels(&self.programs.name, batch.x.dtype(), self.policy.chunk)?;
-        let rows = self.loss.active_rows(batch.targets, self.layout.vocab())?;
-        let save = self.saves(&kernels, rows.len(), batch.x.columns())?;
-        let job = Job::new(self.clone(), kernels, batch, shard, rows);
-        let pass = job.s_pass()?;
-        let inputs = self.device.load(&job.kernels, &pass)?;
-        let accumulate = self.policy.algorithm.accumulates() && !self.policy.frozen_input;
-        let (rows, saved) = self.device.s_pass(&job.kernels, &inputs, &pass, accumulate, save)?;
-        Ok(Partial { job, inputs, rows, saved })
+    /// [`Error::Option`] if there is no kernel for dtype, chunk or loss, or the loss does not give what is asked for;
+    /// [`Error::Budget`]; [`Error::Layout`] if `comm` is not this rank of a group of the layout's size. An error on one
+    /// rank is that of C1 on all others.
+    pub fn s_pass<'a>(&self, comm: &Local, batch: Batch<'a>, shard: Shard<'a>) -> Result<Partial<'a, D>> {
+        let pass = || {
+            check::member(&self.layout, self.rank, comm)?;
+            batch.check(self.layout.vocab())?;
+            shard.check(&self.layout, self.rank, &batch.x)?;
+            let kernels = self.device.kernels(&self.programs.name, batch.x.dtype(), self.policy.chunk)?;
+            if self.loss.argmax && !D::gives(&kernels, "argmax") {
+                let message = format!("expected false: loss {} gives none", self.programs.name);
+                return Err(Error::Option { option: "argmax", message });
+            }
+            let rows = self.loss.active_rows(batch.targets, self.layout.vocab())?;
+            let save = self.saves(&kernels, rows.len(), batch.x.columns())?;
+            let job = Job::new(self.clone(), kernels, batch, shard, rows);
+            let pass = job.s_pass()?;
+            let inputs = self.device.load(&job.kernels, &pass)?;
+            let accumulate = self.policy.algorithm.accumulates() && !self.policy.frozen_input;
+            let (rows, saved) = self.device.s_pass(&job.kernels, &inputs, &pass, accumulate, save)?;
+            let (rows, kept) = self.policy.algorithm.first(&self.device, &job.kernels, rows)?;
+            Ok((job, inputs, rows, kept, saved))
+        };
+        let (turn, (job, inputs, rows, kept, saved)) = comm.turn().after(pass)?;
+        Ok(Partial { job, inputs, rows, kept, saved, turn, comm: comm.handle() })
     }
 
     /// Pass T: adds the weight gradient of a microbatch, and says what the gradient filter left out of it. No
@@ -177,20 +192,25 @@ impl<D: Device> OutputLayer<D> {
 
     /// Whether pass S saves, within the memory budget.
     fn saves(&self, kernels: &D::Kernels, tokens: usize, hidden: usize) -> Result<bool> {
+        let Policy { save, frozen_weight, memory_budget, .. } = self.policy;
+        let can_save = D::can_save(kernels) && !frozen_weight;
+        if save == Save::Yes && !can_save && !frozen_weight {
+            let message = format!("expected auto or no: the gradient of {} is made from logits", self.programs.name);
+            return Err(Error::Option { option: "save", message });
+        }
         let extent = Extent { tokens, hidden, classes: self.layout.classes(self.rank) };
-        let (can_save, saved) = (D::can_save(kernels), D::saved_bytes(kernels, extent));
-        let needed = |save: bool| self.device.working_set(kernels, extent, save) + if save { saved } else { 0 };
-        let budget = self.policy.memory_budget.unwrap_or(DEFAULT_BUDGET);
-        let fits = |save: bool| self.policy.memory_budget.is_none() || needed(save) <= budget;
-        let save = match self.policy.save {
-            Save::Yes if !can_save && !self.policy.frozen_weight => {
-                let message =
-                    format!("expected auto or no: the gradient of {} is made from logits", self.programs.name);
-                return Err(Error::Option { option: "save", message });
-            }
-            _ => can_save && !self.policy.frozen_weight && self.policy.saves(saved),
+        let saved = D::saved_bytes(kernels, extent);
+        let wanted = can_save && self.policy.saves(saved);
+        let Some(budget) = memory_budget else { return Ok(wanted) };
+        let needed = |saves: bool| {
+            let demand = self.policy.demand(self.layout.ranks(), saves);
+            self.device.working_set(kernels, extent, demand) + if saves { saved } else { 0 }
         };
-        if fits(save) { Ok(save) } else { Err(Error::Budget { budget, needed: needed(save) }) }
+        // Whoever leaves it to the layer wants no error where recomputing fits.
+        let ways = if wanted && save == Save::Auto { vec![true, false] } else { vec![wanted] };
+        let fits = ways.iter().copied().find(|saves| needed(*saves) <= budget);
+        let least = || ways.iter().map(|saves| needed(*saves)).min().unwrap_or(0);
+        fits.ok_or_else(|| Error::Budget { budget, needed: least() })
     }
 }
 
@@ -200,17 +220,11 @@ impl<'a, D: Device> Partial<'a, D> {
         D::names(&self.job.kernels, self.saved.is_some())
     }
 
-    /// Starts C1; does not wait. Every rank of the group does so in the same order.
-    ///
-    /// # Errors
-    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
-    pub fn start_combine(self, comm: &Local) -> Result<Merging<'a, D>> {
-        let Partial { job, inputs, rows, saved } = self;
-        let layer = &job.layer;
-        check::member(&layer.layout, layer.rank, comm)?;
-        let algorithm = layer.policy.algorithm;
-        let (pending, kept) = algorithm.start(comm, &job.agreement, &layer.device, &job.kernels, rows)?;
-        Ok(Merging { job, inputs, saved, pending, kept, comm: comm.handle() })
+    /// Starts C1; does not wait.
+    pub fn start_combine(self) -> Merging<'a, D> {
+        let Partial { job, inputs, rows, kept, saved, turn, comm } = self;
+        let pending = MergeRows::<D>::start(turn, &job.agreement, rows);
+        Merging { job, inputs, saved, pending, kept, comm }
     }
 }
 
@@ -218,7 +232,8 @@ impl<'a, D: Device> Merging<'a, D> {
     /// Waits for all ranks.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
+    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left or dropped its part, and the
+    /// error of a rank that failed.
     pub fn wait(self) -> Result<Done<'a, D>> {
         let Merging { job, inputs, mut saved, pending, kept, comm } = self;
         let algorithm = job.layer.policy.algorithm;

@@ -105,8 +105,13 @@ impl ShardLayout {
     /// # Panics
     /// If there is no such rank.
     pub fn classes(&self, rank: usize) -> usize {
+        self.class_range(rank).len()
+    }
+
+    /// The classes of a rank, within `0..vocab` also where the shard is all padding.
+    pub(crate) fn class_range(&self, rank: usize) -> Range<usize> {
         let range = self.range(rank);
-        range.end.min(self.vocab).saturating_sub(range.start)
+        range.start.min(self.vocab)..range.end.min(self.vocab)
     }
 
     /// The rank that holds a row, which is below [`ShardLayout::stored`].

@@ -92,6 +92,22 @@ impl CrossEntropy {
         }
     }
 
+    /// Refuses the options that belong to the programs of cross-entropy.
+    pub(crate) fn check_of_own_loss(&self) -> Result<()> {
+        let foreign = [
+            ("softcap", self.softcap.is_some()),
+            ("label_smoothing", self.label_smoothing != 0.0),
+            ("z_loss", self.z_loss != 0.0),
+        ];
+        match foreign.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) => {
+                let message = "expected none: a loss of one's own takes it as a uniform of its programs, if at all";
+                Err(Error::Option { option, message: message.to_owned() })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The row programs that compute it.
     pub(crate) fn programs(&self, vocab: usize) -> RowPrograms {
         let smoothing = self.label_smoothing > 0.0;
@@ -151,7 +167,8 @@ pub struct RowLoss {
     pub name: String,
     /// Scalars that the programs read, by name; `logit_scale` is there already.
     pub uniforms: BTreeMap<String, f32>,
-    /// Reduction, normalizer, ignored targets and logit scale. The other options belong to cross-entropy's own programs.
+    /// Reduction, normalizer, ignored targets, logit scale, and the argmax if the programs give it as cross-entropy's do.
+    /// The other options belong to cross-entropy's own programs and are refused.
     pub options: CrossEntropy,
 }
 

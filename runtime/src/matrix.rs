@@ -54,7 +54,7 @@ impl<'a> Matrix<'a> {
     pub fn new<T: Element>(data: &'a [T], rows: usize, columns: usize) -> Result<Matrix<'a>> {
         if rows.checked_mul(columns) != Some(data.len()) {
             return Err(Error::Shape {
-                tensor: "matrix",
+                tensor: "data",
                 expected: format!("{rows} x {columns} elements"),
                 found: data.len().to_string(),
             });
@@ -83,7 +83,7 @@ impl<'a> Matrix<'a> {
             if rows == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride).and_then(|n| n.checked_add(columns)) };
         if needed.is_none_or(|n| n > data.len()) {
             return Err(Error::Shape {
-                tensor: "matrix",
+                tensor: "data",
                 expected: format!("{rows} rows of {columns} elements, {row_stride} apart"),
                 found: format!("{} elements", data.len()),
             });

@@ -83,6 +83,23 @@ pub struct Extent {
     pub classes: usize,
 }
 
+/// What is asked of the passes, as far as memory depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand {
+    /// Ranks that merge their rows.
+    pub ranks: usize,
+    /// Barriers until dX.
+    pub barriers: usize,
+    /// Whether dX is wanted.
+    pub dx: bool,
+    /// Whether dW is wanted.
+    pub dw: bool,
+    /// Whether a filter leaves tiles out.
+    pub filter: bool,
+    /// Whether numerators are saved.
+    pub saved: bool,
+}
+
 /// The merged rows of some tokens, and their results.
 pub struct Block<D: Passes> {
     /// The tokens.
@@ -138,6 +155,10 @@ pub trait Passes: Clone + Debug + Send + Sync + 'static {
     /// The memory that rows live in; ranks of one group have to agree on it.
     fn place(&self) -> String;
 
+    /// How rows of H columns are laid out there, and by what programs they merge and finish; ranks of one group have to
+    /// agree on that too.
+    fn form(&self, kernels: &Self::Kernels, hidden: usize) -> String;
+
     /// The kernels for a loss, a dtype and a chunk; `None` takes the device's choice.
     fn kernels(&self, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Self::Kernels>;
 
@@ -151,7 +172,7 @@ pub trait Passes: Clone + Debug + Send + Sync + 'static {
     fn panel(kernels: &Self::Kernels) -> usize;
 
     /// Bytes over inputs, outputs and saved values that the passes of one shard need.
-    fn working_set(&self, kernels: &Self::Kernels, extent: Extent, saved: bool) -> usize;
+    fn working_set(&self, kernels: &Self::Kernels, extent: Extent, demand: Demand) -> usize;
 
     /// Bytes of saved values.
     fn saved_bytes(kernels: &Self::Kernels, extent: Extent) -> usize;
@@ -223,7 +244,10 @@ pub trait Passes: Clone + Debug + Send + Sync + 'static {
         dx: Option<SharedPointer<f32>>,
     ) -> Result<Self::Results>;
 
-    /// An output of the finish program by name, for all tokens.
+    /// Whether the finish program has an output of that name.
+    fn gives(kernels: &Self::Kernels, output: &str) -> bool;
+
+    /// An output of the finish program by name, for all tokens. An error if there is none.
     fn output(&self, kernels: &Self::Kernels, blocks: &[&Block<Self>], name: &str) -> Result<Vec<f32>>;
 
     /// What pass T needs, for all tokens.

@@ -1,6 +1,7 @@
 //! How to run: choices that change time and memory, and, but for the gradient filter, results by no more than the rounding
 //! of the dtype.
 
+use crate::passes::Demand;
 use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +21,7 @@ pub enum Algorithm {
 /// Whether pass S keeps the numerators of the softmax for pass T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Save {
-    /// Keep them if they take no more than half of the memory budget.
+    /// Keep them if they take no more than half of the memory budget, and all fits with them.
     #[default]
     Auto,
     /// Keep them: N x V_d values of the input dtype, pass T does 2 NVH operations.
@@ -46,7 +47,8 @@ pub struct Policy {
     pub frozen_input: bool,
     /// W is frozen: nothing is kept for pass T, which cannot be called.
     pub frozen_weight: bool,
-    /// Bytes over inputs and outputs a rank may use for one microbatch; exceeding it is an error.
+    /// Bytes over inputs and outputs a rank may use for one microbatch at a time; exceeding it is an error. Ranks that share a
+    /// [`crate::Cpu`] get kept memory of each other, which may be an eighth larger than what a rank asks for.
     pub memory_budget: Option<usize>,
     /// Threshold of the gradient filter, above 0 and below 1; `None` leaves nothing out. This choice changes results by
     /// more than rounding: tiles of tokens by vocabulary entries in which every derivative is at most `filter` of the most
@@ -69,14 +71,25 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Whether numerators that take that many bytes are kept. From sizes alone: scratch depends on the number of
-    /// threads, and results must not.
+    /// Whether numerators that take that many bytes are kept if there is room. From sizes alone: scratch depends on the
+    /// number of threads, and where the budget leaves room for it results must not.
     pub(crate) fn saves(&self, bytes: usize) -> bool {
         match self.save {
             Save::Auto => bytes <= self.memory_budget.unwrap_or(DEFAULT_MEMORY_BUDGET) / 2,
             Save::Yes => true,
             Save::No => false,
         }
+    }
+
+    /// What it asks of the passes of one of some ranks.
+    pub(crate) fn demand(&self, ranks: usize, saved: bool) -> Demand {
+        let (dx, dw) = (!self.frozen_input, !self.frozen_weight);
+        let barriers = match self.algorithm {
+            Algorithm::Two => 1,
+            Algorithm::One => 1 + usize::from(dx),
+            Algorithm::Naive => 2 + usize::from(dx),
+        };
+        Demand { ranks, barriers, dx, dw, filter: self.filter.is_some(), saved }
     }
 
     pub(crate) fn validate(&self) -> Result<()> {

@@ -93,12 +93,12 @@ impl Fused {
     /// Passes S and C1 of a microbatch: its loss, the gradient of X, and each rank's ticket for pass T.
     fn microbatch<'a>(&self, batch: Batch<'a>, w: Matrix<'a>) -> Result<MicrobatchResult<'a>, Error> {
         let start = Instant::now();
-        let partials = each(self.layers.iter().collect(), |rank, layer: &OutputLayer| {
-            layer.s_pass(batch, Shard { weight: w.row_range(self.layout.range(rank))?, bias: None })
+        let members = self.layers.iter().zip(&self.comms).collect();
+        let partials = each(members, |rank, (layer, comm): (&OutputLayer, &Local)| {
+            layer.s_pass(comm, batch, Shard { weight: w.row_range(self.layout.range(rank))?, bias: None })
         })?;
-        let work = partials.into_iter().zip(&self.comms).collect();
         let between = Instant::now();
-        let done = each(work, |_, (partial, comm)| partial.start_combine(comm)?.wait())?;
+        let done = each(partials, |_, partial| partial.start_combine().wait())?;
         let times = [between - start, between.elapsed()];
         let loss = f64::from(done[0].loss[0]);
         let dx = done[0].dx.clone();

@@ -118,8 +118,8 @@ pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run,
     let items: Vec<_> = Local::group(layout.ranks()).into_iter().zip(parts).collect();
     let results = each(items, |rank, (comm, dw)| {
         let layer = InputLayer::new(device, layout, rank, case.padding)?;
-        let lookup = layer.lookup(ids, w.row_range(layout.range(rank))?)?;
-        let embedded = lookup.start_select(&comm)?.wait()?;
+        let lookup = layer.lookup(&comm, ids, w.row_range(layout.range(rank))?)?;
+        let embedded = lookup.start_select().wait()?;
         if !case.frozen {
             layer.backward(embedded.table_grad, dy, dw)?;
         }

@@ -165,9 +165,9 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
             ..Batch::new(x, &tensors.targets)
         };
         let shard = Shard { weight: w.row_range(range.clone())?, bias: tensors.bias.as_deref().map(|b| &b[range]) };
-        let partial = layer.s_pass(batch, shard)?;
+        let partial = layer.s_pass(&comm, batch, shard)?;
         let kernels = partial.kernels();
-        let done = partial.start_combine(&comm)?.wait()?;
+        let done = partial.start_combine().wait()?;
         let filtered =
             [done.filtered, layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias }, Upstream::One)?];
         let (loss, lse, dx, argmax) = (done.loss, done.lse, done.dx, done.argmax.unwrap_or_default());

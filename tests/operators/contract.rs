@@ -279,58 +279,82 @@ fn no_tokens_no_columns_and_one_of_each() {
 }
 
 /// Runs one operator of one rank over x and w of five tokens, three of H and eleven of V.
-fn failing(act: impl Fn(&Operators, Distribution<'_>) -> Result<(), Error>) -> String {
+fn failing(act: impl Fn(&Operators, &Local, Distribution<'_>) -> Result<(), Error>) -> String {
     let (x, w) = (vec![0.5; 15], vec![0.25; 33]);
     let layout = ShardLayout::even(11, 1).unwrap();
     let layer = Operators::new(&Cpu::new(Some(1)).unwrap(), &layout, 0).unwrap();
     let of = Distribution::linear(Matrix::new(&x, 5, 3).unwrap(), Matrix::new(&w, 11, 3).unwrap());
-    act(&layer, of).unwrap_err().to_string()
+    act(&layer, &Local::group(1)[0], of).unwrap_err().to_string()
 }
 
 #[test]
 fn errors_name_what_is_wrong() {
     let ids = Ids { ids: &[1, 2, 3, 4, 11], per_token: 1, ignore_index: None };
     assert_eq!(
-        failing(|l, of| l.logprobs(of, ids).map(|_| ())),
+        failing(|l, comm, of| l.logprobs(comm, of, ids).map(|_| ())),
         "tensor ids: position 4 has 11; expected an id in 0..11"
     );
     let negative = Ids { ids: &[1, -100, 3, 4, 1], ..ids };
-    assert!(failing(|l, of| l.logprobs(of, negative).map(|_| ())).contains("position 1 has -100"));
+    assert!(failing(|l, comm, of| l.logprobs(comm, of, negative).map(|_| ())).contains("position 1 has -100"));
     let short = Ids { ids: &[1, 2], ..ids };
-    assert!(failing(|l, of| l.logprobs(of, short).map(|_| ())).contains("tensor ids: expected 5 elements, got 2"));
-    let none = Ids { ids: &[], per_token: 0, ignore_index: None };
-    assert!(failing(|l, of| l.logprobs(of, none).map(|_| ())).contains("at least one id"));
-    assert!(failing(|l, of| l.top_k(of, 12).map(|_| ())).contains("expected 1 to V = 11, got 12"));
-    assert!(failing(|l, of| l.top_k(of, 0).map(|_| ())).contains("at least 1, got 0"));
     assert!(
-        failing(|l, of| l.entropy(Distribution { logit_scale: 0.0, ..of }).map(|_| ())).contains("option logit_scale")
+        failing(|l, comm, of| l.logprobs(comm, of, short).map(|_| ()))
+            .contains("tensor ids: expected 5 elements, got 2")
+    );
+    let none = Ids { ids: &[], per_token: 0, ignore_index: None };
+    assert!(failing(|l, comm, of| l.logprobs(comm, of, none).map(|_| ())).contains("at least one id"));
+    assert!(failing(|l, comm, of| l.top_k(comm, of, 12).map(|_| ())).contains("expected 1 to V = 11, got 12"));
+    assert!(failing(|l, comm, of| l.top_k(comm, of, 0).map(|_| ())).contains("expected 1 to V = 11, got 0"));
+    assert!(
+        failing(|l, comm, of| l.entropy(comm, Distribution { logit_scale: 0.0, ..of }).map(|_| ()))
+            .contains("option logit_scale")
     );
     for cap in [0.0, -1.0, f32::NAN, INF, 1e-40] {
         assert!(
-            failing(|l, of| l.entropy(Distribution { softcap: Some(cap), ..of }).map(|_| ()))
+            failing(|l, comm, of| l.entropy(comm, Distribution { softcap: Some(cap), ..of }).map(|_| ()))
                 .contains("option softcap")
         );
     }
     let bias = [1.0, 2.0];
     assert!(
-        failing(|l, of| l.entropy(Distribution { bias: Some(&bias), ..of }).map(|_| ()))
+        failing(|l, comm, of| l.entropy(comm, Distribution { bias: Some(&bias), ..of }).map(|_| ()))
             .contains("tensor bias: expected 11 elements, got 2")
     );
     let given = [0.0f32; 30];
     let narrow = Distribution::logits(Matrix::new(&given, 5, 6).unwrap());
-    assert!(failing(|l, _| l.entropy(narrow).map(|_| ())).contains("tensor logits: expected the 11 columns of rank 0"));
-    let fewer = Distribution::logits(Matrix::new(&given[..22], 2, 11).unwrap());
+    assert!(
+        failing(|l, comm, _| l.entropy(comm, narrow).map(|_| ()))
+            .contains("tensor logits: expected the 11 columns of rank 0")
+    );
+    let teacher = Distribution::linear(Matrix::new(&given[..6], 2, 3).unwrap(), Matrix::new(&given, 10, 3).unwrap());
     let forward = KlDirection::Forward;
-    assert!(failing(|l, of| l.kl_divergence(of, fewer, forward).map(|_| ())).contains("expected 2 rows"));
+    let rows = failing(|l, comm, of| l.kl_divergence(comm, of, teacher, forward).map(|_| ()));
+    assert!(rows.starts_with("tensor teacher_w: expected the 11 rows"), "{rows}");
+    let w = [0.0; 33];
+    for direction in [forward, KlDirection::Reverse] {
+        let teacher = Distribution::linear(Matrix::new(&given[..6], 2, 3).unwrap(), Matrix::new(&w, 11, 3).unwrap());
+        let rows = failing(|l, comm, of| l.kl_divergence(comm, of, teacher, direction).map(|_| ()));
+        assert_eq!(rows, "tensor teacher_x: expected 5 rows, as the student has, got 2");
+    }
+    let nothing = ShardLayout::even(0, 1).unwrap();
+    let layer = Operators::new(&Cpu::new(Some(1)).unwrap(), &nothing, 0).unwrap();
+    let none = Distribution::logits(Matrix::new(&given[..0], 5, 0).unwrap());
+    let sampled = layer.sample(&Local::group(1)[0], none, 1).map(|_| ()).unwrap_err().to_string();
+    assert!(sampled.contains("0 classes"), "{sampled}");
+    let fewer = Distribution::logits(Matrix::new(&given[..22], 2, 11).unwrap());
+    assert!(
+        failing(|l, comm, of| l.kl_divergence(comm, of, fewer, forward).map(|_| ()))
+            .contains("tensor teacher_logits: expected 5 rows")
+    );
 }
 
 #[test]
 fn errors_of_the_second_phase() {
     let backward = |upstream: ValueGradients<'_>, gradients: Vec<DistributionGradients<'_>>| {
         let gradients = std::cell::RefCell::new(Some(gradients));
-        failing(|layer, of| {
-            let done = layer.entropy(of)?.start_combine(&Local::group(1)[0])?.wait()?;
-            layer.backward(done.ticket, upstream, gradients.take().unwrap()).map(|_| ())
+        failing(|layer, comm, of| {
+            let done = layer.entropy(comm, of)?.start_combine().wait()?;
+            layer.backward(comm, done.ticket, upstream, gradients.take().unwrap()).map(|_| ())
         })
     };
     let none = ValueGradients::default;
@@ -358,7 +382,7 @@ fn ranks_that_disagree_all_know() {
         let shard = Matrix::with_stride(&data.logits[0][range.start..], 4, range.len(), 10)?;
         let layer = Operators::new(&cpu, &layout, rank)?;
         let of = Distribution { logit_scale: 1.0 + rank as f32, ..Distribution::logits(shard) };
-        Ok::<_, Error>(layer.entropy(of)?.start_combine(&comm)?.wait().map(|_| ()).unwrap_err().to_string())
+        Ok::<_, Error>(layer.entropy(&comm, of)?.start_combine().wait().map(|_| ()).unwrap_err().to_string())
     })
     .unwrap();
     assert!(errors[0] == errors[1] && errors[0].contains("ranks disagree"), "{errors:?}");
@@ -382,13 +406,14 @@ fn frozen_operands_change_no_collective() {
             Ok(Distribution { bias, ..Distribution::linear(Matrix::new(&x[i], n, h)?, weight) })
         };
         let layer = Operators::new(&cpu, &layout, rank)?;
-        let statistics = layer.kl_divergence(of(0)?, of(1)?, KlDirection::Forward)?;
-        let done = statistics.start_combine(&comm)?.wait()?;
+        let statistics = layer.kl_divergence(&comm, of(0)?, of(1)?, KlDirection::Forward)?;
+        let done = statistics.start_combine().wait()?;
         let upstream = ValueGradients { divergence: Some(&data.rows), ..Default::default() };
         let mut dw = vec![0.0; range.len() * case.hidden[0]];
         let student = DistributionGradients { dw: (rank == 1).then_some(&mut dw), ..Default::default() };
-        let gradients = layer.backward(done.ticket, upstream, vec![student, DistributionGradients::default()])?;
-        let dx = gradients.start_combine(&comm)?.wait()?;
+        let gradients =
+            layer.backward(&comm, done.ticket, upstream, vec![student, DistributionGradients::default()])?;
+        let dx = gradients.start_combine().wait()?;
         assert_eq!(dx, [None, None]);
         Ok::<_, Error>((dw, comm.counters()))
     })
@@ -410,11 +435,11 @@ fn padded_rows_are_no_classes() {
         let range = layout.range(rank);
         let of = Distribution::logits(Matrix::with_stride(&logits[range.start..], 3, range.len(), 16)?);
         let layer = Operators::new(&cpu, &layout, rank)?;
-        let done = layer.entropy(of)?.start_combine(&comm)?.wait()?;
+        let done = layer.entropy(&comm, of)?.start_combine().wait()?;
         let mut dlogits = vec![f32::NAN; 3 * range.len()];
         let wanted = DistributionGradients { dlogits: Some(&mut dlogits), ..Default::default() };
         let upstream = ValueGradients { entropy: Some(&[1.0; 3]), ..Default::default() };
-        layer.backward(done.ticket, upstream, vec![wanted])?;
+        layer.backward(&comm, done.ticket, upstream, vec![wanted])?;
         assert!(dlogits.iter().all(|d| d.abs() < 1e-6), "{dlogits:?}");
         Ok::<_, Error>(done.values.entropy)
     })

@@ -199,15 +199,15 @@ pub fn run<D: Device>(device: &D, case: &Case, data: &Data) -> Result<Run, Error
         };
         let ids = Ids { ids: &data.ids, per_token: case.per_token, ignore_index: Some(IGNORED) };
         let statistics: Statistics<'_, D> = match case.which {
-            Which::Logprobs => layer.logprobs(of(0), ids)?,
-            Which::Entropy => layer.entropy(of(0))?,
-            Which::Both => layer.logprobs_and_entropy(of(0), ids)?,
-            Which::Forward => layer.kl_divergence(of(0), of(1), KlDirection::Forward)?,
-            Which::Reverse => layer.kl_divergence(of(0), of(1), KlDirection::Reverse)?,
-            Which::TopK(k) => layer.top_k(of(0), k)?,
+            Which::Logprobs => layer.logprobs(&comm, of(0), ids)?,
+            Which::Entropy => layer.entropy(&comm, of(0))?,
+            Which::Both => layer.logprobs_and_entropy(&comm, of(0), ids)?,
+            Which::Forward => layer.kl_divergence(&comm, of(0), of(1), KlDirection::Forward)?,
+            Which::Reverse => layer.kl_divergence(&comm, of(0), of(1), KlDirection::Reverse)?,
+            Which::TopK(k) => layer.top_k(&comm, of(0), k)?,
         };
         let kernels = statistics.kernels();
-        let done = statistics.start_combine(&comm)?.wait()?;
+        let done = statistics.start_combine().wait()?;
         assert_eq!(comm.counters().barriers, 1, "one barrier forward");
         if matches!(case.which, Which::TopK(_)) {
             return Ok((done.values, vec![], vec![], kernels));
@@ -231,7 +231,7 @@ pub fn run<D: Device>(device: &D, case: &Case, data: &Data) -> Result<Run, Error
             entropy: matches!(case.which, Which::Entropy | Which::Both).then_some(&data.rows),
             divergence: case.which.is_kl().then_some(&data.rows),
         };
-        let dx = layer.backward(done.ticket, upstream, wanted.collect())?.start_combine(&comm)?.wait()?;
+        let dx = layer.backward(&comm, done.ticket, upstream, wanted.collect())?.start_combine().wait()?;
         assert_eq!(comm.counters().barriers, if case.given { 1 } else { 2 }, "at most one barrier backward");
         Ok::<_, Error>((done.values, own, dx, kernels))
     })?;
@@ -268,7 +268,7 @@ pub fn draws<D: Device>(device: &D, logits: &[f32], vocab: usize, bounds: &[usiz
         let range = layout.range(rank);
         let shard = Matrix::with_stride(&logits[range.start..], tokens, range.len(), vocab)?;
         let layer = Operators::new(device, &layout, rank)?;
-        Ok::<_, Error>(layer.sample(Distribution::logits(shard), seed)?.start_combine(&comm)?.wait()?.values)
+        Ok::<_, Error>(layer.sample(&comm, Distribution::logits(shard), seed)?.start_combine().wait()?.values)
     })
     .unwrap()
 }

@@ -3,7 +3,9 @@
 
 use crate::harness::{Case, Data, Run, Which, check, composition, draws, run};
 use std::path::Path;
-use vocabfuse_runtime::{Cpu, Dtype, Gpu, Precision, Ptx, Target};
+use vocabfuse_runtime::{
+    Cpu, Device, Distribution, Dtype, Gpu, Local, Matrix, Operators, Precision, Ptx, ShardLayout, Target,
+};
 
 const INF: f32 = f32::INFINITY;
 
@@ -26,6 +28,43 @@ pub fn clean(ptx: &Ptx, gpu: &Gpu, case: &Case, data: &Data) -> Run {
     let first = once(0);
     assert!(format!("{:?}", first.answer) == format!("{:?}", once(1).answer), "schedules differ in {case:?}");
     first
+}
+
+/// A rank on the CPU and one on the device, whose rows have panels of other sizes, unless the CPU runs the scalar kernels.
+#[test]
+fn ranks_of_unlike_devices_agree_or_get_one_error() {
+    fn entropy<D: Device>(device: &D, comm: &Local, logits: &[f32]) -> Result<Vec<f32>, String> {
+        let layout = ShardLayout::from_bounds(&[0, 30, 100]).unwrap();
+        let range = layout.range(comm.rank());
+        let shard = Matrix::with_stride(&logits[range.start..], 20, range.len(), 100).unwrap();
+        let layer = Operators::new(device, &layout, comm.rank()).unwrap();
+        let statistics = layer.entropy(comm, Distribution::logits(shard)).unwrap();
+        statistics.start_combine().wait().map(|done| done.values.entropy).map_err(|e| e.to_string())
+    }
+    let logits: Vec<f32> = (0..20 * 100).map(|i| (i as f32 * 0.7).sin()).collect();
+    let alone = entropy_of_one(&logits);
+    for target in [Target::Scalar, Target::Avx512].into_iter().filter(|t| Cpu::available_targets().contains(t)) {
+        let (cpu, (_, gpu)) = (Cpu::with_target(target, Some(1)).unwrap(), device());
+        let group = Local::group(2);
+        let found = std::thread::scope(|scope| {
+            let first = scope.spawn(|| entropy(&cpu, &group[0], &logits));
+            let second = entropy(&gpu, &group[1], &logits);
+            [first.join().unwrap(), second]
+        });
+        assert_eq!(found[0], found[1]);
+        match &found[0] {
+            Ok(values) => {
+                assert!(target == Target::Scalar && vocabfuse::reference::largest_error(values, &alone) < 1e-6);
+            }
+            Err(error) => assert!(target != Target::Scalar && error.contains("ranks disagree"), "{error}"),
+        }
+    }
+}
+
+fn entropy_of_one(logits: &[f32]) -> Vec<f32> {
+    let layer = Operators::new(&Cpu::new(Some(1)).unwrap(), &ShardLayout::even(100, 1).unwrap(), 0).unwrap();
+    let of = Distribution::logits(Matrix::new(logits, 20, 100).unwrap());
+    layer.entropy(&Local::group(1)[0], of).unwrap().start_combine().wait().unwrap().values.entropy
 }
 
 /// One to three shards, one of which has no classes.

@@ -31,9 +31,9 @@ fn loss(cpu: &Cpu, chunk: usize) -> Result<(f32, Vec<f32>), Error> {
     let batch = Batch::new(Matrix::new(&x, tokens, hidden)?, &targets);
     let shard = Shard { weight: Matrix::new(&w, vocab, hidden)?, bias: None };
 
-    let partial = layer.s_pass(batch, shard)?;
+    let partial = layer.s_pass(&ranks[0], batch, shard)?;
     println!("{}", partial.kernels().join("\n"));
-    let done = partial.start_combine(&ranks[0])?.wait()?;
+    let done = partial.start_combine().wait()?;
     let mut dw = vec![0.0; vocab * hidden];
     layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
     Ok((done.loss[0], dw))

@@ -57,8 +57,8 @@ fn run<D: Device>(device: &D, problem: &Problem<'_>) -> Result<Results, Error> {
         let policy = Policy { chunk: Some(512), ..Policy::default() };
         let layer = OutputLayer::with_loss(device, &layout, rank, loss, policy)?;
         let weight = w.row_range(layout.range(rank))?;
-        let partial = layer.s_pass(Batch::new(x, targets), Shard { weight, bias: None })?;
-        let done = partial.start_combine(&comm)?.wait()?;
+        let partial = layer.s_pass(&comm, Batch::new(x, targets), Shard { weight, bias: None })?;
+        let done = partial.start_combine().wait()?;
         let mut dw = vec![0.0; weight.rows() * weight.columns()];
         layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
         Ok(Results { losses: done.loss, dx: done.dx.to_vec(), dw })

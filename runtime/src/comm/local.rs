@@ -4,17 +4,20 @@
 //! memory traffic. A group does not know what is combined: parts are of any type, which the ranks agree on together with
 //! the job.
 
+use super::round::{Contribution, Group, typed};
 use super::{Combine, Counters, Outcome, Seat};
-use crate::buffer::SharedPointer;
 use crate::{Error, Result};
-use std::any::Any;
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// One rank of a group of threads. Every rank starts the same collectives in the same order.
+/// One rank of a group of threads.
 ///
-/// Dropping a rank before a collective is complete ends that collective with [`Error::RankGone`] on all others.
+/// Every rank takes part in the same collectives in the same order. The place in that order is taken by the phase before a
+/// collective (pass S, a lookup, the statistics and the backward pass of an operator), so that a rank on which the phase
+/// fails or panics, or whose result is dropped, ends that collective with an error on all ranks instead of leaving them
+/// waiting. The next collective is not affected.
+///
+/// A rank that is dropped ends all collectives that it has not taken a place in with [`Error::RankGone`].
 #[derive(Debug)]
 pub struct Local {
     member: Arc<Member>,
@@ -23,8 +26,7 @@ pub struct Local {
 impl Local {
     /// `size` connected ranks, in order.
     pub fn group(size: usize) -> Vec<Local> {
-        let state = State { rounds: BTreeMap::new(), departed: vec![None; size] };
-        let group = Arc::new(Group { size, state: Mutex::new(state), changed: Condvar::new() });
+        let group = Arc::new(Group::new(size));
         let member = |rank| Member {
             group: Arc::clone(&group),
             rank,
@@ -55,25 +57,21 @@ impl Local {
         }
     }
 
+    /// Ends the next collective with [`Error::RankGone`] on all ranks: for a rank that cannot begin the phase before it, say
+    /// because it has no data, but will take part in later ones.
+    pub fn withdraw(&self) {
+        drop(self.turn());
+    }
+
     /// Another handle of the same rank, for work that outlives the borrow.
     pub(crate) fn handle(&self) -> Local {
         Local { member: Arc::clone(&self.member) }
     }
 
-    /// Hands over this rank's part, of so many bytes; does not wait. `agreement` is the job in words; it must be the same
-    /// on all ranks, and tell the memory of the part.
-    pub(crate) fn start<T: Send + Sync + 'static>(&self, agreement: &str, part: T, bytes: usize) -> Pending {
-        let member = &self.member;
-        let sequence = member.next.fetch_add(1, Ordering::Relaxed);
-        member.launches.fetch_add(1, Ordering::Relaxed);
-        member.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        let group = &member.group;
-        let mut state = group.lock();
-        let round = state.rounds.entry(sequence).or_insert_with(|| Round::new(group.size));
-        round.contributions[member.rank] = Some(Contribution { agreement: agreement.to_owned(), part: Arc::new(part) });
-        drop(state);
-        group.changed.notify_all();
-        Pending { member: Arc::clone(member), sequence, done: false }
+    /// Takes this rank's place in the next collective, before work that may fail.
+    pub(crate) fn turn(&self) -> Turn {
+        let sequence = self.member.next.fetch_add(1, Ordering::Relaxed);
+        Turn { member: Arc::clone(&self.member), sequence, open: true }
     }
 }
 
@@ -89,181 +87,205 @@ struct Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.group.lock().departed[self.rank] = Some(self.next.load(Ordering::Relaxed));
-        self.group.changed.notify_all();
+        self.group.depart(self.rank, self.next.load(Ordering::Relaxed));
     }
 }
 
-#[derive(Debug)]
-struct Group {
-    size: usize,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Group {
-    // A rank that panicked is reported as departed; the state itself is never left half-written.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[derive(Debug)]
-struct State {
-    rounds: BTreeMap<u64, Round>,
-    /// For a rank that left: the first round it takes no part in.
-    departed: Vec<Option<u64>>,
-}
-
-impl State {
-    /// A round that this rank has not left yet, so that it is there.
-    fn round(&mut self, sequence: u64) -> Result<&mut Round> {
-        self.rounds.get_mut(&sequence).ok_or_else(|| Error::Device("a collective that has ended".to_owned()))
-    }
-}
-
-#[derive(Debug)]
-struct Round {
-    contributions: Vec<Option<Contribution>>,
-    blocks: Vec<Option<Result<Anything>>>,
-    /// While ranks write their blocks.
-    output: Option<Box<dyn Any + Send + Sync>>,
-    /// Once all have.
-    shared: Option<Anything>,
-    left: usize,
-}
-
-impl Round {
-    fn new(size: usize) -> Round {
-        Round { contributions: vec![None; size], blocks: vec![None; size], output: None, shared: None, left: 0 }
-    }
-}
-
-/// A part, a block or an output of some collective.
-type Anything = Arc<dyn Any + Send + Sync>;
-
-/// What a rank brings to a collective.
-#[derive(Clone, Debug)]
-struct Contribution {
-    agreement: String,
-    part: Anything,
-}
-
-/// A collective under way.
-pub(crate) struct Pending {
+/// A rank's place in a collective. All ranks wait for it, so one that is dropped, also by a panic, ends the collective.
+#[must_use]
+pub(crate) struct Turn {
     member: Arc<Member>,
     sequence: u64,
-    done: bool,
+    /// Whether the rank is still part of it.
+    open: bool,
 }
 
-impl Pending {
-    /// Waits for all ranks, makes this rank's block, and waits for the other blocks.
-    pub(crate) fn wait<C: Combine>(mut self, combine: &C) -> Result<Outcome<C::Block, C::Output>> {
-        self.member.barriers.fetch_add(1, Ordering::Relaxed);
-        let contributions = self.contributions()?;
+impl Turn {
+    /// Does what has to be done before the collective. Its error is that of the collective on all ranks.
+    pub(crate) fn after<T>(self, work: impl FnOnce() -> Result<T>) -> Result<(Turn, T)> {
+        match work() {
+            Ok(result) => Ok((self, result)),
+            Err(error) => {
+                self.fail(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Hands over this rank's part, of so many bytes; does not wait. `agreement` is the job in words; it must be the same
+    /// on all ranks, and tell the memory and the form of the part.
+    pub(crate) fn start<T: Send + Sync + 'static>(self, agreement: &str, part: T, bytes: usize) -> Pending {
+        let Member { group, rank, launches, bytes: sent, .. } = &*self.member;
+        launches.fetch_add(1, Ordering::Relaxed);
+        sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        let contribution = Contribution { agreement: agreement.to_owned(), part: Arc::new(part) };
+        group.change(self.sequence, |round| round.contribute(*rank, contribution));
+        Pending { turn: self }
+    }
+
+    /// Ends the collective. Says what ended it first.
+    fn fail(mut self, error: Error) -> Error {
+        let first = self.member.group.change(self.sequence, |round| round.fail(error));
+        self.leave();
+        first
+    }
+
+    fn leave(&mut self) {
+        self.open = false;
+        self.member.group.leave(self.sequence, self.member.rank);
+    }
+
+    fn complete<C: Combine>(&self, combine: &C) -> Result<Outcome<C::Block, C::Output>> {
+        let Member { group, rank, .. } = &*self.member;
+        let contributions = group.wait(self.sequence, |round| round.contributions())?;
         let expected = &contributions[0].agreement;
         if let Some((rank, other)) = contributions.iter().enumerate().find(|(_, c)| c.agreement != *expected) {
             return Err(Error::Disagreement { rank, found: other.agreement.clone(), expected: expected.clone() });
         }
         let parts = contributions.into_iter().map(|c| typed::<C::Part>(c.part)).collect::<Result<_>>()?;
-        let seat = Seat { rank: self.member.rank, size: self.member.group.size };
-        let block = self.output(combine).and_then(|output| combine.block(seat, parts, output));
-        self.deliver::<C>(block)
-    }
-
-    fn contributions(&self) -> Result<Vec<Contribution>> {
-        let group = &self.member.group;
-        let mut state = group.lock();
-        loop {
-            let round = state.round(self.sequence)?;
-            if round.contributions.iter().all(Option::is_some) {
-                // Nobody else needs the part of an only rank, which then is free to change it in place.
-                let take = |c: &mut Option<Contribution>| if group.size == 1 { c.take() } else { c.clone() };
-                return Ok(round.contributions.iter_mut().filter_map(take).collect());
-            }
-            let missing: Vec<usize> = (0..group.size).filter(|rank| round.contributions[*rank].is_none()).collect();
-            let gone = |rank: &usize| state.departed[*rank].is_some_and(|first| first <= self.sequence);
-            if let Some(rank) = missing.into_iter().find(gone) {
-                return Err(Error::RankGone { rank });
-            }
-            state = group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// The output of this round, made by the first rank that comes here.
-    fn output<C: Combine>(&self, combine: &C) -> Result<Option<SharedPointer<u8>>> {
-        let mut state = self.member.group.lock();
-        let round = state.round(self.sequence)?;
-        if round.output.is_none() {
-            round.output = combine.output().map(|output| Box::new(output) as Box<_>);
-        }
-        let output = round.output.as_mut().and_then(|output| output.downcast_mut::<C::Output>());
-        Ok(output.map(|output| SharedPointer(C::address(output))))
-    }
-
-    fn deliver<C: Combine>(&mut self, block: Result<C::Block>) -> Result<Outcome<C::Block, C::Output>> {
-        let group = Arc::clone(&self.member.group);
-        let mut state = group.lock();
-        self.done = true;
-        let error = block.as_ref().err().cloned();
-        if let Ok(round) = state.round(self.sequence) {
-            round.blocks[self.member.rank] = Some(block.map(|block| Arc::new(block) as Anything));
-        }
-        group.changed.notify_all();
-        let outcome = loop {
-            let round = match state.round(self.sequence) {
-                Ok(round) => round,
-                Err(gone) => break Err(gone),
-            };
-            if let Some(e) =
-                error.clone().or_else(|| round.blocks.iter().flatten().find_map(|b| b.as_ref().err().cloned()))
-            {
-                break Err(e);
-            }
-            let blocks: Option<Vec<Anything>> =
-                round.blocks.iter().map(|b| b.as_ref().and_then(|b| b.as_ref().ok()).cloned()).collect();
-            if let Some(blocks) = blocks {
-                if let Some(output) = round.output.take() {
-                    round.shared = Some(Arc::from(output));
-                }
-                let output = round.shared.clone().map(typed::<C::Output>);
-                let blocks: Result<_> = blocks.into_iter().map(typed::<C::Block>).collect();
-                break blocks.and_then(|blocks| Ok(Outcome { blocks, output: output.transpose()? }));
-            }
-            state = group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        };
-        leave(&mut state, self.sequence, group.size);
-        outcome
+        let seat = Seat { rank: *rank, size: group.size };
+        let output = group.change(self.sequence, |round| round.output(combine));
+        let block = combine.block(seat, parts, output)?;
+        group.change(self.sequence, |round| round.deliver(*rank, Arc::new(block)));
+        group.wait(self.sequence, |round| round.outcome::<C>())?
     }
 }
 
-impl Drop for Pending {
-    // A rank that contributed but never waited, or failed on the way, must not leave the others waiting for its block.
+impl Drop for Turn {
     fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        let (rank, size) = (self.member.rank, self.member.group.size);
-        let mut state = self.member.group.lock();
-        if let Ok(round) = state.round(self.sequence) {
-            round.blocks[rank] = Some(Err(Error::RankGone { rank }));
-        }
-        leave(&mut state, self.sequence, size);
-        drop(state);
-        self.member.group.changed.notify_all();
-    }
-}
-
-fn leave(state: &mut State, sequence: u64, size: usize) {
-    if let Ok(round) = state.round(sequence) {
-        round.left += 1;
-        if round.left == size {
-            state.rounds.remove(&sequence);
+        if self.open {
+            let rank = self.member.rank;
+            self.member.group.change(self.sequence, |round| round.fail(Error::RankGone { rank }));
+            self.leave();
         }
     }
 }
 
-// Ranks that agree on their job and on the memory of their parts have parts of one type.
-fn typed<T: Send + Sync + 'static>(any: Anything) -> Result<Arc<T>> {
-    any.downcast().map_err(|_| Error::Device("ranks of one group run on different kinds of devices".to_owned()))
+/// A collective under way.
+#[must_use]
+pub(crate) struct Pending {
+    turn: Turn,
+}
+
+impl Pending {
+    /// Waits for all ranks, makes this rank's block, and waits for the other blocks.
+    pub(crate) fn wait<C: Combine>(self, combine: &C) -> Result<Outcome<C::Block, C::Output>> {
+        let Pending { mut turn } = self;
+        turn.member.barriers.fetch_add(1, Ordering::Relaxed);
+        match turn.complete(combine) {
+            Ok(outcome) => {
+                turn.leave();
+                Ok(outcome)
+            }
+            Err(error) => Err(turn.fail(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::SharedPointer;
+
+    /// Every rank brings a number and gets the sum; a negative one cannot be summed by the rank that brought it.
+    struct Sum;
+
+    impl Combine for Sum {
+        type Part = i32;
+        type Block = i32;
+        type Output = ();
+
+        fn output(&self) -> Option<()> {
+            None
+        }
+
+        fn address((): &mut ()) -> *mut u8 {
+            std::ptr::null_mut()
+        }
+
+        fn block(&self, seat: Seat, parts: Vec<Arc<i32>>, _: Option<SharedPointer<u8>>) -> Result<i32> {
+            if *parts[seat.rank] < 0 {
+                return Err(broken());
+            }
+            Ok(parts.iter().map(|part| **part).sum())
+        }
+    }
+
+    fn broken() -> Error {
+        Error::Device("broken".to_owned())
+    }
+
+    /// What happens to a rank in a step.
+    #[derive(Clone, Copy)]
+    enum Step {
+        Brings(i32),
+        Fails,
+        Panics,
+        DropsItsPart,
+        Withdraws,
+    }
+
+    fn step(comm: &Local, step: Step) -> Result<i32> {
+        let work = || match step {
+            Step::Brings(number) => Ok(number),
+            Step::Panics => std::panic::panic_any("on purpose"),
+            _ => Err(broken()),
+        };
+        match step {
+            Step::DropsItsPart => drop(comm.turn().start("sum", 1, 4)),
+            Step::Withdraws => comm.withdraw(),
+            _ => {
+                let (turn, number) = comm.turn().after(work)?;
+                return turn.start("sum", number, 4).wait(&Sum).map(|outcome| *outcome.blocks[0]);
+            }
+        }
+        Err(Error::RankGone { rank: comm.rank() })
+    }
+
+    /// Steps of a group whose ranks outlive them, and the rounds that are open afterwards.
+    fn run(steps: [[Step; 3]; 2]) -> ([Vec<Result<i32>>; 2], usize) {
+        let group = Local::group(3);
+        let results = steps.map(|steps| {
+            std::thread::scope(|scope| {
+                let one = |(comm, wanted)| scope.spawn(move || step(comm, wanted));
+                let threads: Vec<_> = group.iter().zip(steps).map(one).collect();
+                let gone = |rank| Err(Error::RankGone { rank });
+                threads.into_iter().enumerate().map(|(rank, t)| t.join().unwrap_or_else(|_| gone(rank))).collect()
+            })
+        });
+        (results, group[0].member.group.open_rounds())
+    }
+
+    #[test]
+    fn a_rank_that_fails_ends_the_step_for_all_and_the_next_one_works() {
+        use Step::{Brings, DropsItsPart, Fails, Panics, Withdraws};
+        let good = [Brings(1), Brings(2), Brings(3)];
+        assert_eq!(run([good, good]), ([vec![Ok(6); 3], vec![Ok(6); 3]], 0));
+        let gone = Error::RankGone { rank: 1 };
+        for (odd, error) in [
+            (Fails, broken()),
+            (Brings(-1), broken()),
+            (Panics, gone.clone()),
+            (DropsItsPart, gone.clone()),
+            (Withdraws, gone),
+        ] {
+            let (results, open) = run([[Brings(1), odd, Brings(3)], good]);
+            assert_eq!(results, [vec![Err(error); 3], vec![Ok(6); 3]]);
+            assert_eq!(open, 0);
+        }
+    }
+
+    #[test]
+    fn rounds_end_when_a_rank_has_left() {
+        let mut group = Local::group(3);
+        let last = group.pop();
+        let shared = Arc::clone(&group[0].member.group);
+        let start = || group.iter().map(|comm| comm.turn().start("sum", 1, 4)).collect::<Vec<_>>();
+        let before = start();
+        drop(last);
+        for pending in before.into_iter().chain(start()) {
+            assert_eq!(pending.wait(&Sum).err(), Some(Error::RankGone { rank: 2 }));
+        }
+        assert_eq!(shared.open_rounds(), 0);
+    }
 }

@@ -1,6 +1,6 @@
 //! C1: rows merge by their own rule, and the rank that merged a block of the tokens finishes it.
 
-use super::{Combine, Local, Outcome, Pending, Seat};
+use super::{Combine, Outcome, Pending, Seat, Turn};
 use crate::buffer::SharedPointer;
 use crate::passes::{Block, FinishJob};
 use crate::{Device, Result};
@@ -26,9 +26,9 @@ pub(crate) struct MergeRows<'a, D: Device> {
 
 impl<D: Device> MergeRows<'_, D> {
     /// Hands over the rows of a rank; does not wait.
-    pub(crate) fn start(comm: &Local, agreement: &str, rows: D::Rows) -> Pending {
+    pub(crate) fn start(turn: Turn, agreement: &str, rows: D::Rows) -> Pending {
         let bytes = D::bytes(&rows);
-        comm.start(agreement, rows, bytes)
+        turn.start(agreement, rows, bytes)
     }
 }
 

@@ -5,10 +5,11 @@
 
 mod local;
 mod merge;
+mod round;
 
 pub use local::Local;
 
-pub(crate) use local::Pending;
+pub(crate) use local::{Pending, Turn};
 pub(crate) use merge::{Finish, MergeRows, Merged};
 
 use crate::Result;
@@ -39,7 +40,7 @@ pub(crate) trait Combine {
     /// Fresh memory to fill, if there is any; the first rank is asked.
     fn output(&self) -> Option<Self::Output>;
 
-    /// Where the memory begins.
+    /// Where the memory begins; asked for once, while nobody uses it.
     fn address(output: &mut Self::Output) -> *mut u8;
 
     /// The block of a rank from the parts in the order of ranks. Of the output it writes what belongs to its block, which

@@ -1,6 +1,7 @@
 //! The kernels of one target, dtype, chunk and loss, looked up once, and the names they bind.
 
 use super::Cpu;
+use crate::check::fingerprint;
 use crate::passes::LayerInputs;
 use crate::{Error, Result};
 use std::ptr;
@@ -227,6 +228,28 @@ impl Family {
     /// H padded to whole panels.
     pub(crate) fn padded_hidden(&self, hidden: usize) -> usize {
         hidden.next_multiple_of(self.geometry.panel)
+    }
+
+    /// What ranks have to share so that each can merge and finish the rows of the others.
+    pub(crate) fn form(&self, hidden: usize) -> String {
+        let operand = self.logits_operand.map(|operand| operand.kernel.bindings);
+        let names = (self.logits_softmax.kernel.bindings, operand, self.finish_kernel.bindings);
+        format!(
+            "of target {} in panels of {} by {}, programs {:016x}",
+            self.finish_kernel.target,
+            self.geometry.panel,
+            self.padded_hidden(hidden),
+            fingerprint(&format!("{names:?}"))
+        )
+    }
+
+    /// Position of an output of the finish program.
+    pub(crate) fn output(&self, name: &str) -> Result<usize> {
+        let kernel = self.finish_kernel;
+        kernel.bindings.outputs.iter().position(|known| *known == name).ok_or_else(|| {
+            let message = format!("kernel {} does not give the output {name:?}, which the layer needs", kernel.name);
+            Error::Option { option: "loss", message }
+        })
     }
 
     /// Row statistics besides the reference, each of a row that has seen no logit.

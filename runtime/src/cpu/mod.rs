@@ -10,6 +10,7 @@ mod rows;
 mod s_pass;
 mod t_pass;
 mod tables;
+mod working_set;
 
 use crate::memory::Memory;
 use crate::{Error, Result};

@@ -3,10 +3,11 @@
 use super::Cpu;
 use super::family::Family;
 use super::rows::{Finished, ShardRows, TargetRows};
-use super::s_pass::{self, Saved};
+use super::s_pass::Saved;
 use super::t_pass;
+use super::working_set::working_set;
 use crate::buffer::SharedPointer;
-use crate::passes::{Block, Extent, FinishJob, Passes, SPass, TPass};
+use crate::passes::{Block, Demand, Extent, FinishJob, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
 use vocabfuse_codegen::program::NO_REFERENCE;
@@ -23,15 +24,16 @@ fn padded(kernels: &Family, blocks: &[&Block<Cpu>]) -> usize {
     blocks.last().map_or(0, |b| b.tokens.end).next_multiple_of(kernels.geometry.panel)
 }
 
-fn gather(kernels: &Family, blocks: &[&Block<Cpu>], name: &str) -> Vec<f32> {
+fn gather(kernels: &Family, blocks: &[&Block<Cpu>], name: &str) -> Result<Vec<f32>> {
+    let position = kernels.output(name)?;
     let mut all = vec![0.0; padded(kernels, blocks)];
     for block in blocks {
         if let Some(finished) = &block.results {
             let tokens = block.tokens.clone();
-            all[tokens.clone()].copy_from_slice(&finished.output(kernels, name)[..tokens.len()]);
+            all[tokens.clone()].copy_from_slice(&finished.outputs[position].as_ref()[..tokens.len()]);
         }
     }
-    all
+    Ok(all)
 }
 
 impl Passes for Cpu {
@@ -45,6 +47,10 @@ impl Passes for Cpu {
 
     fn place(&self) -> String {
         format!("host{}", self.precision_note())
+    }
+
+    fn form(&self, kernels: &Family, hidden: usize) -> String {
+        kernels.form(hidden)
     }
 
     fn kernels(&self, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
@@ -63,10 +69,8 @@ impl Passes for Cpu {
         kernels.geometry.panel
     }
 
-    fn working_set(&self, kernels: &Family, extent: Extent, saved: bool) -> usize {
-        let Extent { tokens, hidden, classes } = extent;
-        let s = s_pass::working_set(self, kernels, tokens, hidden, classes);
-        s.max(t_pass::working_set(self, kernels, tokens, hidden, saved))
+    fn working_set(&self, kernels: &Family, extent: Extent, demand: Demand) -> usize {
+        working_set(self, kernels, extent, demand)
     }
 
     fn saved_bytes(kernels: &Family, extent: Extent) -> usize {
@@ -191,8 +195,12 @@ impl Passes for Cpu {
         Ok(finished)
     }
 
+    fn gives(kernels: &Family, output: &str) -> bool {
+        kernels.output(output).is_ok()
+    }
+
     fn output(&self, kernels: &Family, blocks: &[&Block<Cpu>], name: &str) -> Result<Vec<f32>> {
-        Ok(gather(kernels, blocks, name))
+        gather(kernels, blocks, name)
     }
 
     fn ticket(&self, kernels: &Family, blocks: &[&Block<Cpu>]) -> Result<Factors> {
@@ -204,7 +212,8 @@ impl Passes for Cpu {
             reference[tokens.clone()].copy_from_slice(&block.rows.state[0].as_ref()[..tokens.len()]);
         }
         let read = kernels.grad_kernel.bindings.rows.iter().filter(|name| **name != "upstream").chain(&["bound"]);
-        Ok(Factors { reference, outputs: read.map(|name| (*name, gather(kernels, blocks, name))).collect() })
+        let outputs = read.map(|name| Ok((*name, gather(kernels, blocks, name)?))).collect::<Result<_>>()?;
+        Ok(Factors { reference, outputs })
     }
 
     fn t_pass(&self, kernels: &Family, work: TPass<'_, Cpu>) -> Result<()> {

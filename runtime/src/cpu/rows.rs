@@ -5,6 +5,7 @@ use super::family::{Family, ProgramInputs, bind};
 use crate::Result;
 use crate::buffer::{Buffer, SharedPointer};
 use crate::passes::FinishJob;
+use rayon::prelude::*;
 use std::ops::Range;
 use std::ptr;
 use vocabfuse_codegen::program::NO_REFERENCE;
@@ -137,8 +138,8 @@ impl ShardRows {
             (Some(a), Some(b)) => (a.as_mut().as_mut_ptr(), b.as_ref()[start * other.a_stride..].as_ptr()),
             _ => (ptr::null_mut(), ptr::null()),
         };
-        // SAFETY: both sides have `self.tokens` tokens from the pointers on and the same statistics and stride; the
-        // other side is only read.
+        // SAFETY: both sides have `self.tokens` tokens from the pointers on, and the same statistics and stride, as ranks
+        // agree on the form of their rows; the other side is only read.
         unsafe {
             (family.merge)(&abi::Merge {
                 first: 0,
@@ -156,17 +157,12 @@ impl ShardRows {
     }
 }
 
+/// Panels times H from which on waking other threads takes less time than what they do.
+const ALONE: usize = 4096;
+
 /// Results per token in the order of the finish program's outputs, padded to whole panels.
 pub struct Finished {
     pub(crate) outputs: Vec<Buffer<f32>>,
-}
-
-impl Finished {
-    /// An output by name.
-    pub(crate) fn output(&self, family: &Family, name: &str) -> &[f32] {
-        let position = family.finish_kernel.bindings.outputs.iter().position(|n| *n == name);
-        position.map_or(&[], |i| self.outputs[i].as_ref())
-    }
 }
 
 impl Cpu {
@@ -186,7 +182,8 @@ impl Cpu {
         let kernel = family.finish_kernel;
         let padded = range.len().next_multiple_of(family.geometry.panel);
         let mut outputs: Vec<Buffer<f32>> = kernel.bindings.outputs.iter().map(|_| Buffer::zeroed(padded)).collect();
-        let pointers: Vec<*mut f32> = outputs.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
+        let mut pointers: Vec<*mut f32> = outputs.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
+        let pointers = SharedPointer(pointers.as_mut_ptr());
         let value = |name: &str| {
             let statistics = family.logits_softmax.kernel.bindings.statistics;
             if let Some(position) = statistics.iter().position(|n| *n == name) {
@@ -202,17 +199,19 @@ impl Cpu {
             rows: bind(kernel, kernel.bindings.rows, value)?,
             columns: vec![],
         };
-        let target_rows: Vec<*const u8> = range
+        let mut target_rows: Vec<*const u8> = range
             .clone()
             .map(|token| owners.iter().map(|o| o.pointer(token)).find(|p| !p.is_null()).unwrap_or(ptr::null()))
             .collect();
-        let call = |first: usize, end: usize| {
+        let target_rows = SharedPointer(target_rows.as_mut_ptr());
+        let finish = |panel: usize| {
+            let first = panel * family.geometry.panel;
             let args = abi::Finish {
                 inputs: inputs.view(),
                 first,
-                end,
+                end: range.len().min(first + family.geometry.panel),
                 reference: merged.state[0].as_ref().as_ptr(),
-                outputs: pointers.as_ptr(),
+                outputs: pointers.get(),
                 hidden: job.hidden,
                 a: if dx.is_some() {
                     merged.a.as_ref().map_or(ptr::null(), |a| a.as_ref().as_ptr())
@@ -222,16 +221,21 @@ impl Cpu {
                 a_stride: merged.a_stride,
                 operand: merged.operand.as_ref().map_or(ptr::null(), |p| p.values.as_ref().as_ptr()),
                 operand_stride: merged.operand.as_ref().filter(|p| !p.shared).map_or(0, |p| p.stride),
-                target_rows: target_rows.as_ptr(),
+                target_rows: target_rows.get(),
                 rows: job.rows[range.clone()].as_ptr(),
                 dx: dx.map_or(ptr::null_mut(), SharedPointer::get),
                 dx_stride: job.hidden,
             };
-            // SAFETY: all arrays hold the tokens `first..end` (outputs and state to the end of the panel); rows of dX
-            // are distinct, so this call alone writes them.
+            // SAFETY: all arrays hold the tokens of the panel (outputs and state to its end), which are this call's alone; rows of
+            // dX are distinct, so this call alone writes them.
             unsafe { (family.finish)(&args) }
         };
-        call(0, range.len());
+        let panels = padded / family.geometry.panel;
+        if panels * job.hidden < ALONE {
+            (0..panels).for_each(finish);
+        } else {
+            self.pool().install(|| (0..panels).into_par_iter().for_each(finish));
+        }
         Ok(Finished { outputs })
     }
 }

@@ -57,7 +57,7 @@ const SLICE_COLUMNS: usize = 512;
 /// Into how many slices with rows of their own the columns are cut: a matter of sizes alone, since results depend on it.
 ///
 /// The more panels, the less is there to be gained by slices.
-fn slices(columns: usize, chunk: usize, panels: usize, panel_bytes: usize) -> usize {
+pub(super) fn slices(columns: usize, chunk: usize, panels: usize, panel_bytes: usize) -> usize {
     let room = SLICES_BYTES / (panels * panel_bytes).max(1);
     let enough = columns.div_ceil(chunk.max(SLICE_COLUMNS)) / (1 + panels);
     if panels == 0 || panels > FEW_PANELS { 1 } else { enough.min(MOST_SLICES).min(room).max(1) }
@@ -68,7 +68,7 @@ const MEETING_BYTES: usize = 4 << 20;
 
 /// Chunks that are packed together. Threads wait for each other after packing and after use, and the fewer these meetings
 /// are, the less is lost when one is late.
-fn chunks_together(threads: usize, packed_chunk: usize, chunks: usize) -> usize {
+pub(super) fn chunks_together(threads: usize, packed_chunk: usize, chunks: usize) -> usize {
     let most = if threads == 1 { 1 } else { MEETING_BYTES / packed_chunk.max(1) };
     most.min(chunks).max(1)
 }
@@ -77,20 +77,6 @@ fn chunks_together(threads: usize, packed_chunk: usize, chunks: usize) -> usize 
 fn part(of: usize, parts: usize, index: usize) -> Range<usize> {
     let bound = |i: usize| i * (of / parts) + i.min(of % parts);
     bound(index)..bound(index + 1)
-}
-
-/// Bytes that pass S needs besides inputs, outputs and saved values.
-pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usize, columns: usize) -> usize {
-    let geometry = &family.geometry;
-    let (padded, width) = (tokens.next_multiple_of(geometry.panel), family.padded_hidden(hidden));
-    let panels = cpu.blocking(family, hidden).panels.min(padded / geometry.panel);
-    let scratch = (geometry.softmax_scratch)(family.chunk, panels);
-    let chunk = family.chunk * width * (geometry.packed + geometry.packed_transpose);
-    let chunks = columns.div_ceil(family.chunk);
-    let slices = slices(columns, family.chunk, padded / geometry.panel, geometry.panel * width * 4);
-    let packed = chunk * if slices > 1 { cpu.threads() } else { chunks_together(cpu.threads(), chunk, chunks) };
-    let a = padded * width * 4 * if slices > 1 { slices + 1 } else { 1 };
-    padded * width * geometry.packed + a + tokens * hidden * family.dtype.size() + packed + scratch * cpu.threads()
 }
 
 /// What is the same in all calls of the kernel.

@@ -106,11 +106,15 @@ impl Tables for Cpu {
         table: &mut [f32],
     ) -> Result<()> {
         let hidden = rows.columns();
+        if additions.ids.is_empty() {
+            return Ok(());
+        }
         let table = SharedPointer(table.as_mut_ptr());
         self.pool().install(|| {
             (0..hidden.div_ceil(COLUMNS)).into_par_iter().for_each(|task| {
                 let first = task * COLUMNS;
-                // SAFETY: ids are rows of the table and the order names rows of `rows`; each task has its own columns.
+                // SAFETY: ids are rows of the table and the order names rows of `rows`, of which there is one each; each task
+                // has its own columns.
                 unsafe {
                     (kernels.scatter_add)(&abi::ScatterAdd {
                         rows: rows.row_pointer(0).add(first * kernels.dtype.size()),

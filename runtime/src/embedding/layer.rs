@@ -3,7 +3,7 @@
 use super::additions::{Additions, local};
 use super::select::Select;
 use crate::check::{self, expect, fingerprint, shape};
-use crate::comm::{Local, Pending};
+use crate::comm::{Local, Pending, Turn};
 use crate::matrix::OwnedMatrix;
 use crate::{Cpu, Device, Error, Matrix, Result, ShardLayout};
 use std::marker::PhantomData;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// let layer = InputLayer::new(&Cpu::new(None)?, &ShardLayout::even(3, 1)?, 0, None)?;
 /// let comm = Local::group(1).remove(0);
 ///
-/// let embedded = layer.lookup(&[2, 0, 2], Matrix::new(&table, 3, 2)?)?.start_select(&comm)?.wait()?;
+/// let embedded = layer.lookup(&comm, &[2, 0, 2], Matrix::new(&table, 3, 2)?)?.start_select().wait()?;
 /// assert_eq!(embedded.x.to_f32(), [2.0, 2.1, 0.0, 0.1, 2.0, 2.1]);
 ///
 /// let (dx, mut dw) = ([1.0_f32; 6], [0.0; 6]);
@@ -52,6 +52,7 @@ pub struct Lookup<'a, D: Device = Cpu> {
     job: Job<'a, D>,
     rows: D::Gathered,
     kernel: &'static str,
+    turn: Turn,
 }
 
 /// While the collective runs.
@@ -92,14 +93,27 @@ impl<D: Device> InputLayer<D> {
         }
     }
 
-    /// Gathers the rows of this rank's `table` `[V_d, H]` (f32, bf16 or f16) that the global `ids` (N) name: no
-    /// communication. Ids of other ranks are left to them; rows that pad the vocabulary are no ids.
+    /// Gathers the rows of this rank's `table` `[V_d, H]` (f32, bf16 or f16) that the global `ids` (N) name: local work. It
+    /// takes the rank's place in the collective, without waiting; every rank of the group does so in the same order. Ids of
+    /// other ranks are left to them; rows that pad the vocabulary are no ids.
     ///
-    /// Every id is checked before any row is read, from what all ranks see alike.
+    /// Every id is checked before any row is read.
     ///
     /// # Errors
-    /// [`Error::Id`], [`Error::Shape`] naming the tensor; [`Error::Kernel`] if the registry lacks the kernel.
-    pub fn lookup<'a>(&self, ids: &'a [i64], table: Matrix<'a>) -> Result<Lookup<'a, D>> {
+    /// [`Error::Id`], [`Error::Shape`] naming the tensor; [`Error::Kernel`] if the registry lacks the kernel;
+    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size. An error on one rank is that of the
+    /// collective on all others.
+    pub fn lookup<'a>(&self, comm: &Local, ids: &'a [i64], table: Matrix<'a>) -> Result<Lookup<'a, D>> {
+        let gather = || {
+            check::member(&self.layout, self.rank, comm)?;
+            self.gather(ids, table)
+        };
+        let (turn, (rows, kernel)) = comm.turn().after(gather)?;
+        Ok(Lookup { job: Job { layer: self.clone(), ids, table }, rows, kernel, turn })
+    }
+
+    /// The rows of this rank, and the kernel that gathered them.
+    fn gather(&self, ids: &[i64], table: Matrix<'_>) -> Result<(D::Gathered, &'static str)> {
         let vocab = self.layout.vocab();
         if let Some((position, &id)) = ids.iter().enumerate().find(|(_, id)| !within(**id, vocab)) {
             return Err(Error::Id { tensor: "ids", position, id, vocab });
@@ -107,7 +121,7 @@ impl<D: Device> InputLayer<D> {
         if i32::try_from(ids.len()).is_err() {
             return Err(shape("ids", "fewer than 2^31 ids", ids.len().to_string()));
         }
-        check::shard(&self.layout, self.rank, &table)?;
+        check::shard(&self.layout, self.rank, "w", &table)?;
         if table.columns() == 0 || i32::try_from(table.columns()).is_err() {
             return Err(shape("w", "1 to 2^31 - 1 columns (H)", table.columns().to_string()));
         }
@@ -116,7 +130,7 @@ impl<D: Device> InputLayer<D> {
         let rows: Vec<u32> = ids.iter().filter_map(|id| local(*id, &owned)).collect();
         let gathered = self.device.gather(&kernels, table, &rows)?;
         let [kernel, _] = D::row_kernel_names(&kernels);
-        Ok(Lookup { job: Job { layer: self.clone(), ids, table }, rows: gathered, kernel })
+        Ok((gathered, kernel))
     }
 
     /// Adds the gradient `dx` `[N, H]` (f32, bf16 or f16) of X to the rows `dw` `[V_d, H]` of this rank, row-major: no
@@ -174,16 +188,12 @@ impl<'a, D: Device> Lookup<'a, D> {
         self.kernel
     }
 
-    /// Starts the one collective; does not wait. Every rank of the group does so in the same order.
-    ///
-    /// # Errors
-    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
-    pub fn start_select(self, comm: &Local) -> Result<Selecting<'a, D>> {
-        let Lookup { job, rows, .. } = self;
-        check::member(&job.layer.layout, job.layer.rank, comm)?;
+    /// Starts the one collective; does not wait.
+    pub fn start_select(self) -> Selecting<'a, D> {
+        let Lookup { job, rows, turn, .. } = self;
         let bytes = D::gathered_bytes(&rows);
-        let pending = comm.start(&job.agreement(), rows, bytes);
-        Ok(Selecting { job, pending })
+        let pending = turn.start(&job.agreement(), rows, bytes);
+        Selecting { job, pending }
     }
 }
 
@@ -191,7 +201,8 @@ impl<'a, D: Device> Selecting<'a, D> {
     /// Waits for all ranks.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
+    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left or dropped its part, and the
+    /// error of a rank that failed.
     pub fn wait(self) -> Result<Embedded<'a>> {
         let Selecting { job, pending } = self;
         let (dtype, hidden) = (job.table.dtype(), job.table.columns());

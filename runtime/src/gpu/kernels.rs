@@ -136,6 +136,14 @@ impl Kernels {
         self.loss.finish.row_outputs().map(|(name, _)| name).collect()
     }
 
+    /// Position of one of them.
+    pub(super) fn output(&self, name: &str) -> Result<usize> {
+        self.outputs().iter().position(|known| *known == name).ok_or_else(|| {
+            let message = format!("loss {} does not give the output {name:?}, which the layer needs", self.loss.name);
+            Error::Option { option: "loss", message }
+        })
+    }
+
     /// Names of the kernels that a microbatch without a filter calls.
     pub(super) fn names(&self, saved: bool) -> Vec<&'static str> {
         let unused = if saved { KernelKind::LogitsGradient } else { KernelKind::SavedGradient };

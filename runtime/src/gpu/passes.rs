@@ -8,9 +8,11 @@ use super::rows::{Rows, Targets};
 use super::s_pass::{self, Inputs, Saved, Walk};
 use super::t_pass::{self, Ticket};
 use crate::buffer::SharedPointer;
-use crate::passes::{Block, Extent, FinishJob, Passes, SPass, TPass};
+use crate::check::fingerprint;
+use crate::passes::{Block, Demand, Extent, FinishJob, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
+use vocabfuse_codegen::KernelKind;
 
 impl Passes for Gpu {
     type Kernels = Kernels;
@@ -24,6 +26,13 @@ impl Passes for Gpu {
     fn place(&self) -> String {
         let precision = self.precision.map_or(String::new(), |p| format!(", precision {p}"));
         format!("the memory of {} #{}{precision}", self.name, self.id)
+    }
+
+    fn form(&self, kernels: &Kernels, hidden: usize) -> String {
+        let loss = kernels.loss();
+        let operand = loss.has(KernelKind::LogitsOperand).then(|| loss.shares_operand());
+        let names = fingerprint(&format!("{:?}", (kernels.statistics(), operand, kernels.outputs())));
+        format!("in rows of {}, programs {names:016x}", s_pass::padded_hidden(kernels.dtype, hidden))
     }
 
     fn kernels(&self, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Kernels> {
@@ -43,8 +52,8 @@ impl Passes for Gpu {
         1
     }
 
-    fn working_set(&self, kernels: &Kernels, extent: Extent, saved: bool) -> usize {
-        s_pass::working_set(kernels, extent, saved)
+    fn working_set(&self, kernels: &Kernels, extent: Extent, demand: Demand) -> usize {
+        s_pass::working_set(kernels, extent, demand)
     }
 
     fn saved_bytes(kernels: &Kernels, extent: Extent) -> usize {
@@ -139,8 +148,12 @@ impl Passes for Gpu {
         finish::finish(kernels, rows, range, job, owners, dx)
     }
 
+    fn gives(kernels: &Kernels, output: &str) -> bool {
+        kernels.output(output).is_ok()
+    }
+
     fn output(&self, kernels: &Kernels, blocks: &[&Block<Gpu>], name: &str) -> Result<Vec<f32>> {
-        let position = kernels.outputs().iter().position(|known| *known == name).unwrap_or(0);
+        let position = kernels.output(name)?;
         let mut values = vec![];
         for block in blocks {
             if let Some(results) = &block.results {

@@ -5,7 +5,7 @@ use super::driver::Argument::{self, I32, I64, Pointer};
 use super::kernels::Kernels;
 use super::rows::{Operand, Rows, Targets, pointer};
 use super::t_pass::threshold;
-use crate::passes::{COLUMNS, Extent, LayerInputs, SPass};
+use crate::passes::{COLUMNS, Demand, Extent, LayerInputs, SPass};
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -71,13 +71,27 @@ fn region(kernels: &Kernels, tokens: usize) -> usize {
 }
 
 /// Bytes over inputs, outputs and saved values that the passes of one shard need.
-pub(super) fn working_set(kernels: &Kernels, extent: Extent, saved: bool) -> usize {
-    let Extent { tokens, hidden, .. } = extent;
+pub(super) fn working_set(kernels: &Kernels, extent: Extent, demand: Demand) -> usize {
+    let Extent { tokens, hidden, classes } = extent;
     let width = padded_hidden(kernels.dtype, hidden);
     let parts = 1 + kernels.statistics().len();
     let state = parts * tokens * 4 * (1 + column_tiles(kernels.chunk)) + 2 * tokens * 4;
-    let e = if saved { 0 } else { region(kernels, tokens) };
-    state + e + tokens * width * (4 + kernels.dtype.size())
+    let peaks = if demand.filter { column_tiles(classes) * tokens * 4 } else { 0 };
+    let e = if demand.saved { 0 } else { region(kernels, tokens) };
+    if !demand.dx {
+        return state + peaks + if demand.dw { e } else { 0 };
+    }
+    let targets = tokens * width * kernels.dtype.size();
+    let operand = match (kernels.loss().has(KernelKind::LogitsOperand), kernels.loss().shares_operand()) {
+        (false, _) => 0,
+        (true, true) => tokens.min(1),
+        (true, false) => tokens,
+    };
+    // The second product has room of its own for what it multiplies.
+    let (products, second) = ((tokens + operand) * width * 4, region(kernels, operand));
+    // Ranks copy the rows of their block before they merge them.
+    let copy = if demand.ranks > 1 { products.div_ceil(demand.ranks) } else { 0 };
+    state + peaks + e + products + targets + second.max(copy)
 }
 
 /// Bytes of saved values.

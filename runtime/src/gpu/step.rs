@@ -317,8 +317,8 @@ fn record<T: Element + bytemuck::Pod>(
         dx: if accumulate { tensors.dx.buffer.from(0) } else { Pointer(0) },
     };
     let Results { outputs } = finish::launch(kernels, &rows, &with)?;
-    let place = |name: &str| kernels.outputs().iter().position(|known| *known == name).unwrap_or(0) * tokens * 4;
-    let (losses, lse) = (place("loss"), place("lse"));
+    let place = |name: &str| Ok(kernels.output(name)? * tokens * 4);
+    let (losses, lse) = (place("loss")?, place("lse")?);
 
     let ticket = Ticket { references: rows.state, outputs };
     let to = Gradients {

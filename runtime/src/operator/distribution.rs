@@ -73,44 +73,41 @@ impl<'a> Distribution<'a> {
         Ok(Distribution { source, ..self })
     }
 
-    pub(crate) fn check(&self, layout: &ShardLayout, rank: usize, tokens: usize) -> Result<()> {
+    pub(crate) fn check(&self, names: &Names, layout: &ShardLayout, rank: usize, tokens: usize) -> Result<()> {
         let owned = layout.range(rank).len();
         match self.source {
             Source::Linear { x, weight } => {
                 if x.columns() == 0 {
-                    return Err(shape("x", "at least one column (H)", "0"));
+                    return Err(shape(names.x, "at least one column (H)", "0"));
                 }
-                check::shard(layout, rank, &weight)?;
+                check::shard(layout, rank, names.w, &weight)?;
                 if weight.columns() != x.columns() {
-                    let expected = format!("{} columns, as x has", x.columns());
-                    return Err(shape("w", expected, format!("{} columns", weight.columns())));
+                    let expected = format!("{} columns, as {} has", x.columns(), names.x);
+                    return Err(shape(names.w, expected, format!("{} columns", weight.columns())));
                 }
                 if weight.dtype() != x.dtype() {
-                    return Err(Error::Dtype { tensor: "w", expected: x.dtype(), found: weight.dtype() });
+                    return Err(Error::Dtype { tensor: names.w, expected: x.dtype(), found: weight.dtype() });
                 }
             }
             Source::Logits(logits) => {
                 if logits.columns() != owned {
                     let expected = format!("the {owned} columns of rank {rank}");
-                    return Err(shape("logits", expected, format!("{} columns", logits.columns())));
+                    return Err(shape(names.logits, expected, format!("{} columns", logits.columns())));
                 }
                 if i32::try_from(owned).is_err() {
-                    return Err(shape("logits", "fewer than 2^31 columns a rank", owned.to_string()));
+                    return Err(shape(names.logits, "fewer than 2^31 columns a rank", owned.to_string()));
                 }
             }
         }
+        let rows = if self.hidden().is_some() { names.x } else { names.logits };
         if self.tokens() != tokens {
-            return Err(shape(
-                "logits",
-                format!("{tokens} rows, as the other distribution has"),
-                self.tokens().to_string(),
-            ));
+            return Err(shape(rows, format!("{tokens} rows, as the student has"), self.tokens().to_string()));
         }
         if u32::try_from(tokens).is_err() {
-            return Err(shape("x", "fewer than 2^32 rows", tokens.to_string()));
+            return Err(shape(rows, "fewer than 2^32 rows", tokens.to_string()));
         }
         if let Some(bias) = self.bias {
-            expect("bias", owned, bias.len())?;
+            expect(names.bias, owned, bias.len())?;
         }
         if !self.logit_scale.is_normal() {
             let message = format!("expected a normal number other than 0, got {}", self.logit_scale);
@@ -135,6 +132,32 @@ impl<'a> Distribution<'a> {
         format!("{source} with logit_scale {scale}, softcap {softcap:?}, bias {}", self.bias.is_some())
     }
 }
+
+/// What errors call the tensors of a distribution and their gradients.
+pub(crate) struct Names {
+    x: &'static str,
+    w: &'static str,
+    bias: &'static str,
+    logits: &'static str,
+    pub(super) dw: &'static str,
+    pub(super) dbias: &'static str,
+    pub(super) dlogits: &'static str,
+}
+
+/// Those of an only distribution, and of a student.
+pub(super) const PLAIN: Names =
+    Names { x: "x", w: "w", bias: "bias", logits: "logits", dw: "dw", dbias: "dbias", dlogits: "dlogits" };
+
+/// Those of a teacher.
+pub(super) const TEACHER: Names = Names {
+    x: "teacher_x",
+    w: "teacher_w",
+    bias: "teacher_bias",
+    logits: "teacher_logits",
+    dw: "teacher_dw",
+    dbias: "teacher_dbias",
+    dlogits: "teacher_dlogits",
+};
 
 /// Floats by their bits, for fingerprints.
 pub(crate) struct Bits<'a>(pub(crate) &'a [f32]);

@@ -2,6 +2,7 @@
 
 use super::state::RowState;
 use crate::buffer::Buffer;
+use crate::check::fingerprint;
 use crate::{Error, Result};
 use std::ptr;
 use vocabfuse_codegen::Target;
@@ -33,6 +34,13 @@ impl HostRows {
         Ok(HostRows { merge, finish, finish_kernel, merge_kernel, panel: finish_kernel.geometry.panel })
     }
 
+    /// What ranks have to share so that each can merge and finish the rows of the others.
+    pub(super) fn form(&self) -> String {
+        let (merge, finish) = (self.merge_kernel, self.finish_kernel);
+        let programs = fingerprint(&format!("{:?}", (merge.bindings, finish.bindings)));
+        format!("of target {} in panels of {}, programs {programs:016x}", finish.target, self.panel)
+    }
+
     pub(crate) fn names(&self) -> [&'static str; 2] {
         [self.merge_kernel.name, self.finish_kernel.name]
     }
@@ -41,7 +49,8 @@ impl HostRows {
     pub(super) fn merge(&self, rows: &mut RowState, other: &RowState, start: usize) {
         let state: Vec<*mut f32> = rows.rows.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
         let theirs: Vec<*mut f32> = other.rows.iter().map(|b| b.as_ref()[start..].as_ptr().cast_mut()).collect();
-        // SAFETY: both sides have the same statistics of `rows.tokens` tokens; the other side is only read.
+        // SAFETY: both sides have the same statistics of `rows.tokens` tokens, as ranks agree on the form of their rows; the
+        // other side is only read.
         unsafe {
             (self.merge)(&abi::Merge {
                 first: 0,

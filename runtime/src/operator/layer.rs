@@ -8,7 +8,7 @@ use super::state::{Block, MergeStatistics, RowState};
 use super::sum::SumInputs;
 use crate::buffer::Buffer;
 use crate::check::{self, expect, fingerprint, shape};
-use crate::comm::{Local, Pending};
+use crate::comm::{Local, Pending, Turn};
 use crate::{Cpu, Device, Error, Result, ShardLayout};
 use std::sync::Arc;
 use vocabfuse_codegen::Operator;
@@ -40,6 +40,7 @@ struct Job<'a, D: Device> {
 pub struct Statistics<'a, D: Device = Cpu> {
     job: Job<'a, D>,
     state: RowState,
+    turn: Turn,
 }
 
 /// While the first collective runs.
@@ -81,6 +82,13 @@ pub struct Ticket<'a, D: Device = Cpu> {
 
 /// After the second pass: the rank's part of the gradients of X.
 pub struct InputGradients<'a, D: Device = Cpu> {
+    own: OwnParts<'a, D>,
+    /// None of given logits.
+    turn: Option<Turn>,
+}
+
+/// A rank's parts of dX, `[tokens, H]` of each distribution, and what ranks must agree on to sum them.
+struct OwnParts<'a, D: Device> {
     job: Job<'a, D>,
     parts: Vec<Option<Vec<f32>>>,
     agreement: String,
@@ -105,28 +113,36 @@ impl<D: Device> Operators<D> {
 
     /// Log-probabilities of given ids.
     ///
+    /// This and all other operators take the rank's place in the first collective, without waiting; every rank of the group
+    /// does so in the same order.
+    ///
     /// # Errors
-    /// Of this and of all other operators, before any communication, from what all ranks see alike: [`Error::Shape`],
-    /// [`Error::Dtype`] or [`Error::Id`] naming the tensor; [`Error::Option`] for an unusable option; [`Error::Kernel`] if
-    /// there is no kernel.
-    pub fn logprobs<'a>(&self, of: Distribution<'a>, ids: Ids<'a>) -> Result<Statistics<'a, D>> {
-        self.evaluate(Operation { ids: Some(ids), ..Operation::of("logprobs", vec![of]) })
+    /// Of this and of all other operators: [`Error::Shape`], [`Error::Dtype`] or [`Error::Id`] naming the tensor;
+    /// [`Error::Option`] for an unusable option; [`Error::Kernel`] if there is no kernel; [`Error::Layout`] if `comm` is not
+    /// this rank of a group of the layout's size. An error on one rank is that of the collective on all others.
+    pub fn logprobs<'a>(&self, comm: &Local, of: Distribution<'a>, ids: Ids<'a>) -> Result<Statistics<'a, D>> {
+        self.evaluate(comm, Operation { ids: Some(ids), ..Operation::of("logprobs", vec![of]) })
     }
 
     /// Entropies.
     ///
     /// # Errors
     /// See [`Operators::logprobs`].
-    pub fn entropy<'a>(&self, of: Distribution<'a>) -> Result<Statistics<'a, D>> {
-        self.evaluate(Operation::of("entropy", vec![of]))
+    pub fn entropy<'a>(&self, comm: &Local, of: Distribution<'a>) -> Result<Statistics<'a, D>> {
+        self.evaluate(comm, Operation::of("entropy", vec![of]))
     }
 
     /// Log-probabilities of given ids and entropies, in one pass.
     ///
     /// # Errors
     /// See [`Operators::logprobs`].
-    pub fn logprobs_and_entropy<'a>(&self, of: Distribution<'a>, ids: Ids<'a>) -> Result<Statistics<'a, D>> {
-        self.evaluate(Operation { ids: Some(ids), ..Operation::of("logprobs_entropy", vec![of]) })
+    pub fn logprobs_and_entropy<'a>(
+        &self,
+        comm: &Local,
+        of: Distribution<'a>,
+        ids: Ids<'a>,
+    ) -> Result<Statistics<'a, D>> {
+        self.evaluate(comm, Operation { ids: Some(ids), ..Operation::of("logprobs_entropy", vec![of]) })
     }
 
     /// Divergence of two distributions over the same shards; they may have different H, dtypes and options.
@@ -135,6 +151,7 @@ impl<D: Device> Operators<D> {
     /// See [`Operators::logprobs`].
     pub fn kl_divergence<'a>(
         &self,
+        comm: &Local,
         student: Distribution<'a>,
         teacher: Distribution<'a>,
         direction: KlDirection,
@@ -144,30 +161,35 @@ impl<D: Device> Operators<D> {
             KlDirection::Reverse => [student, teacher],
         };
         let swapped = direction == KlDirection::Forward;
-        self.evaluate(Operation { swapped, ..Operation::of("kl_divergence", vec![p, q]) })
+        self.evaluate(comm, Operation { swapped, ..Operation::of("kl_divergence", vec![p, q]) })
     }
 
     /// The `k` largest logits of all shards, the largest first, with their ids; of equal ones the lowest ids.
     ///
     /// # Errors
     /// See [`Operators::logprobs`]; [`Error::Option`] unless `k` is 1 to V.
-    pub fn top_k<'a>(&self, of: Distribution<'a>, k: usize) -> Result<Statistics<'a, D>> {
-        if k == 0 {
-            return Err(Error::Option { option: "k", message: "expected at least 1, got 0".to_owned() });
-        }
-        self.evaluate(Operation { top: k, ..Operation::of("top_k", vec![of]) })
+    pub fn top_k<'a>(&self, comm: &Local, of: Distribution<'a>, k: usize) -> Result<Statistics<'a, D>> {
+        self.evaluate(comm, Operation { top: k, ..Operation::of("top_k", vec![of]) })
     }
 
     /// One id a token, drawn from its distribution. The draw depends on the seed, on the position of the token and on its
     /// logits; on the number of ranks only as far as that changes the rounding of logits.
     ///
     /// # Errors
-    /// See [`Operators::logprobs`]; [`Error::Option`] for an empty vocabulary.
-    pub fn sample<'a>(&self, of: Distribution<'a>, seed: u64) -> Result<Statistics<'a, D>> {
-        self.evaluate(Operation { top: 1, seed, ..Operation::of("sample", vec![of]) })
+    /// See [`Operators::logprobs`]; [`Error::Layout`] for an empty vocabulary.
+    pub fn sample<'a>(&self, comm: &Local, of: Distribution<'a>, seed: u64) -> Result<Statistics<'a, D>> {
+        self.evaluate(comm, Operation { top: 1, seed, ..Operation::of("sample", vec![of]) })
     }
 
-    fn evaluate<'a>(&self, operation: Operation<'a>) -> Result<Statistics<'a, D>> {
+    fn evaluate<'a>(&self, comm: &Local, operation: Operation<'a>) -> Result<Statistics<'a, D>> {
+        let (turn, (job, state)) = comm.turn().after(|| {
+            check::member(&self.layout, self.rank, comm)?;
+            self.statistics(operation)
+        })?;
+        Ok(Statistics { job, state, turn })
+    }
+
+    fn statistics<'a>(&self, operation: Operation<'a>) -> Result<(Job<'a, D>, RowState)> {
         operation.check(&self.layout, self.rank)?;
         let known = vocabfuse_codegen::operator::all().map_err(|e| Error::Compile(e.to_string()))?;
         let operator = known.into_iter().find(|o| o.name == operation.name);
@@ -177,12 +199,13 @@ impl<D: Device> Operators<D> {
         let (panel, classes) = (D::row_panel(&kernels), self.layout.classes(self.rank));
         let first = self.layout.range(self.rank).start;
         let stride = rows.len().next_multiple_of(panel);
-        let selection = Selection::new(operation.ids, &rows, first..first + classes, stride);
+        let selection = Selection::new(operation.ids, &rows, self.layout.class_range(self.rank), stride);
         let distributions =
             operation.distributions.iter().map(|d| d.classes(classes)).collect::<Result<Vec<Distribution<'a>>>>()?;
         let agreement = format!(
-            "{}, V {}, {} ranks with layout {:016x}",
+            "{}, rows {}, V {}, {} ranks with layout {:016x}",
             operation.agreement(),
+            D::host_rows(&kernels).form(),
             self.layout.vocab(),
             self.layout.ranks(),
             fingerprint(&self.layout)
@@ -193,22 +216,46 @@ impl<D: Device> Operators<D> {
         if let Some(top) = &mut state.top {
             top.globalise(first)?;
         }
-        Ok(Statistics { job, state })
+        Ok((job, state))
     }
 
     /// The second pass: adds the gradients of the rank's own rows, for any upstream gradients. `gradients` are those of the
     /// distributions in the order in which the operator takes them; a frozen operand is left out of them.
     ///
+    /// It takes the rank's place in the second collective, without waiting, unless there is none: that is so for given logits
+    /// alone, which have no X.
+    ///
     /// # Errors
     /// [`Error::Shape`] for an upstream gradient or output of the wrong length; [`Error::Option`] for one that the
-    /// operator or the distribution does not have.
+    /// operator or the distribution does not have; [`Error::Layout`] if `comm` is not this rank of a group of the layout's
+    /// size. An error on one rank is that of the collective on all others.
     pub fn backward<'a>(
         &self,
+        comm: &Local,
         ticket: Ticket<'a, D>,
         upstream: ValueGradients<'_>,
-        mut gradients: Vec<DistributionGradients<'_>>,
+        gradients: Vec<DistributionGradients<'_>>,
     ) -> Result<InputGradients<'a, D>> {
-        let Ticket { job, mut rows } = ticket;
+        let from_x = ticket.job.distributions.iter().any(|d| d.hidden().is_some());
+        let work = || {
+            check::member(&self.layout, self.rank, comm)?;
+            ticket.differentiate(upstream, gradients)
+        };
+        if !from_x {
+            return Ok(InputGradients { own: work()?, turn: None });
+        }
+        let (turn, own) = comm.turn().after(work)?;
+        Ok(InputGradients { own, turn: Some(turn) })
+    }
+}
+
+impl<'a, D: Device> Ticket<'a, D> {
+    fn differentiate(
+        self,
+        upstream: ValueGradients<'_>,
+        mut gradients: Vec<DistributionGradients<'_>>,
+    ) -> Result<OwnParts<'a, D>> {
+        let Ticket { job, mut rows } = self;
         let operation = &job.operation;
         if gradients.len() != operation.distributions.len() || job.operator.gradients.is_empty() {
             let (expected, found) = (job.operator.gradients.len(), gradients.len());
@@ -224,13 +271,9 @@ impl<D: Device> Operators<D> {
         let seen = [upstream.logprobs, upstream.entropy, upstream.divergence].map(|u| fingerprint(&u.map(Bits)));
         let wanted: Vec<bool> = gradients.iter().map(|g| g.dx).collect();
         let agreement = format!("{}, gradients of x {wanted:?}, upstream {:016x}", job.agreement, fingerprint(&seen));
-        let parts = self.device.gradients(
-            &job.kernels,
-            &job.rows(),
-            &GradientJob { rows: &rows, weights: &weights },
-            &mut gradients,
-        )?;
-        Ok(InputGradients { job, parts, agreement })
+        let gradient = GradientJob { rows: &rows, weights: &weights };
+        let parts = job.layer.device.gradients(&job.kernels, &job.rows(), &gradient, &mut gradients)?;
+        Ok(OwnParts { job, parts, agreement })
     }
 }
 
@@ -250,7 +293,7 @@ impl<D: Device> Job<'_, D> {
 
     fn check_outputs(&self, gradients: &[DistributionGradients<'_>]) -> Result<()> {
         let (owned, tokens) = (self.layer.layout.range(self.layer.rank).len(), self.operation.tokens());
-        for (gradient, distribution) in gradients.iter().zip(&self.distributions) {
+        for ((gradient, distribution), names) in gradients.iter().zip(&self.distributions).zip(self.operation.names()) {
             let given = distribution.hidden().is_none();
             let strange = if given { gradient.dx || gradient.dw.is_some() } else { gradient.dlogits.is_some() };
             if strange {
@@ -261,11 +304,11 @@ impl<D: Device> Job<'_, D> {
                 Some(out) => expect(name, len, out.len()),
                 None => Ok(()),
             };
-            has("dw", owned * distribution.hidden().unwrap_or(0), &gradient.dw)?;
-            has("dbias", owned, &gradient.dbias)?;
-            has("dlogits", tokens * owned, &gradient.dlogits)?;
+            has(names.dw, owned * distribution.hidden().unwrap_or(0), &gradient.dw)?;
+            has(names.dbias, owned, &gradient.dbias)?;
+            has(names.dlogits, tokens * owned, &gradient.dlogits)?;
             if gradient.dbias.is_some() && distribution.bias.is_none() {
-                return Err(shape("dbias", "no gradient of a bias that is not there", "one"));
+                return Err(shape(names.dbias, "no gradient of a bias that is not there", "one"));
             }
         }
         Ok(())
@@ -359,16 +402,12 @@ impl<'a, D: Device> Statistics<'a, D> {
         D::operator_kernel_names(&self.job.kernels)
     }
 
-    /// Starts the first collective; does not wait. Every rank of the group does so in the same order.
-    ///
-    /// # Errors
-    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
-    pub fn start_combine(self, comm: &Local) -> Result<Evaluating<'a, D>> {
-        let Statistics { job, state } = self;
-        check::member(&job.layer.layout, job.layer.rank, comm)?;
+    /// Starts the first collective; does not wait.
+    pub fn start_combine(self) -> Evaluating<'a, D> {
+        let Statistics { job, state, turn } = self;
         let bytes = state.bytes();
-        let pending = comm.start(&job.agreement, state, bytes);
-        Ok(Evaluating { job, pending })
+        let pending = turn.start(&job.agreement, state, bytes);
+        Evaluating { job, pending }
     }
 }
 
@@ -376,7 +415,8 @@ impl<'a, D: Device> Evaluating<'a, D> {
     /// Waits for all ranks.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
+    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left or dropped its part, and the
+    /// error of a rank that failed.
     pub fn wait(self) -> Result<Evaluated<'a, D>> {
         let Evaluating { job, pending } = self;
         let host = *D::host_rows(&job.kernels);
@@ -390,19 +430,14 @@ impl<'a, D: Device> Evaluating<'a, D> {
 }
 
 impl<'a, D: Device> InputGradients<'a, D> {
-    /// Starts the second collective, which sums the gradients of X; does not wait. Every rank of the group does so in the
-    /// same order. Without X, on given logits alone, there is none.
-    ///
-    /// # Errors
-    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size.
-    pub fn start_combine(self, comm: &Local) -> Result<SummingInputs<'a, D>> {
-        let InputGradients { job, parts, agreement } = self;
-        check::member(&job.layer.layout, job.layer.rank, comm)?;
+    /// Starts the second collective, which sums the gradients of X; does not wait. Without X, on given logits alone, there
+    /// is none.
+    pub fn start_combine(self) -> SummingInputs<'a, D> {
+        let InputGradients { own: OwnParts { job, parts, agreement }, turn } = self;
         let wanted = parts.iter().map(Option::is_some).collect();
         let bytes = 4 * parts.iter().flatten().map(Vec::len).sum::<usize>();
-        let from_x = job.distributions.iter().any(|d| d.hidden().is_some());
-        let pending = from_x.then(|| comm.start(&agreement, parts, bytes));
-        Ok(SummingInputs { job, wanted, pending })
+        let pending = turn.map(|turn| turn.start(&agreement, parts, bytes));
+        SummingInputs { job, wanted, pending }
     }
 }
 
@@ -411,14 +446,15 @@ impl<D: Device> SummingInputs<'_, D> {
     /// `None` where it is not wanted. Tokens that take no part have zeros.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left.
+    /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left or dropped its part, and the
+    /// error of a rank that failed.
     pub fn wait(self) -> Result<Vec<Option<Vec<f32>>>> {
         let SummingInputs { job, wanted, pending } = self;
         let Some(pending) = pending else { return Ok(wanted.iter().map(|_| None).collect()) };
         let hidden: Vec<usize> = job.distributions.iter().map(|d| d.hidden().unwrap_or(0)).collect();
         let sum = SumInputs { rows: &job.rows, tokens: job.operation.tokens(), hidden: &hidden, wanted: &wanted };
         let outcome = pending.wait(&sum)?;
-        let all = outcome.output.map(|all| all.as_slice().to_vec()).unwrap_or_default();
+        let all = outcome.output.unwrap_or_default();
         let mut dx: Vec<Option<Vec<f32>>> = sum.ranges().into_iter().map(|r| r.map(|r| all[r].to_vec())).collect();
         if job.operation.swapped {
             dx.reverse();

@@ -1,6 +1,7 @@
 //! What can be asked of distributions.
 
 use super::Distribution;
+use super::distribution::{Names, PLAIN, TEACHER};
 use crate::check::{expect, fingerprint, shape};
 use crate::{Error, Result, ShardLayout};
 
@@ -65,12 +66,23 @@ impl<'a> Operation<'a> {
         self.ids.map_or(self.top, |ids| ids.per_token).max(1)
     }
 
+    /// What errors call the tensors of each distribution.
+    pub(super) fn names(&self) -> [&'static Names; 2] {
+        if self.swapped { [&TEACHER, &PLAIN] } else { [&PLAIN, &TEACHER] }
+    }
+
     pub(crate) fn check(&self, layout: &ShardLayout, rank: usize) -> Result<()> {
-        for distribution in &self.distributions {
-            distribution.check(layout, rank, self.tokens())?;
+        // The student says what N is.
+        let student = if self.swapped { self.distributions.last() } else { self.distributions.first() };
+        let tokens = student.map_or(0, Distribution::tokens);
+        for (distribution, names) in self.distributions.iter().zip(self.names()) {
+            distribution.check(names, layout, rank, tokens)?;
         }
         let vocab = layout.vocab();
-        if self.top > vocab {
+        if self.name == "sample" && vocab == 0 {
+            return Err(Error::Layout("0 classes; expected at least 1 to draw from".to_owned()));
+        }
+        if self.top > vocab || (self.name == "top_k" && self.top == 0) {
             return Err(Error::Option { option: "k", message: format!("expected 1 to V = {vocab}, got {}", self.top) });
         }
         let Some(Ids { ids, per_token, ignore_index }) = self.ids else { return Ok(()) };

@@ -96,9 +96,9 @@ fn round<D: Device>(setting: &Setting<'_, D>, layer: &OutputLayer<D>, comm: &Loc
     let batch = Batch::new(data.x.matrix(data.tokens, data.hidden)?, &data.targets);
     let shard = Shard { weight: data.w.matrix(data.vocab, data.hidden)?, bias: None };
 
-    let (partial, s) = timed(gpu, || layer.s_pass(batch, shard))?;
+    let (partial, s) = timed(gpu, || layer.s_pass(comm, batch, shard))?;
     let kernels = partial.kernels();
-    let (done, c1) = timed(gpu, || partial.start_combine(comm)?.wait())?;
+    let (done, c1) = timed(gpu, || partial.start_combine().wait())?;
     let saved = done.weight_grad.saved_bytes() > 0;
     let (filtered, t) =
         timed(gpu, || layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One))?;

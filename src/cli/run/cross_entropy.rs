@@ -12,8 +12,8 @@ use vocabfuse::problem::{Outputs, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::{self, Inputs};
 use vocabfuse::{
-    Batch, CrossEntropy, Device, Dtype, Error, Filtered, Gradients, Local, OutputLayer, Policy, Reduction, Shard,
-    Upstream, plain, reference,
+    Batch, CrossEntropy, Device, Dtype, Filtered, Gradients, Local, OutputLayer, Policy, Reduction, Shard, Upstream,
+    plain, reference,
 };
 
 #[derive(Debug, clap::Args)]
@@ -160,26 +160,24 @@ impl Operator for Loss {
         let mut dbias = inputs.bias.as_ref().map(|_| vec![0.0; vocab]);
 
         let mut meter = Meter::start();
-        let partials = each(layers.iter().collect(), |rank, layer: &OutputLayer<D>| {
+        let comms = Local::group(layout.ranks());
+        let members = layers.iter().zip(&comms).collect();
+        let partials = each(members, |rank, (layer, comm): (&OutputLayer<D>, &Local)| {
             let rows = layout.range(rank);
             let bias = inputs.bias.as_ref().map(|b| &b[rows.clone()]);
-            layer.s_pass(batch, Shard { weight: w.row_range(rows)?, bias })
+            layer.s_pass(comm, batch, Shard { weight: w.row_range(rows)?, bias })
         })?;
         let kernels = partials.iter().flat_map(|p| p.kernels()).collect();
         meter.pass("s", "pass S");
 
-        let group = partials.into_iter().zip(Local::group(layout.ranks())).collect();
-        let combined = each(group, |_, (partial, comm)| {
-            let done = partial.start_combine(&comm)?.wait()?;
-            Ok::<_, Error>((done, comm.counters()))
-        })?;
+        let combined = each(partials, |_, partial| partial.start_combine().wait())?;
         meter.pass("combine", "combine");
 
-        let (mut tickets, mut results, mut counters) = (vec![], None, vec![]);
+        let counters: Vec<_> = comms.iter().map(Local::counters).collect();
+        let (mut tickets, mut results) = (vec![], None);
         let mut filtered = [Filtered::default(); 2];
-        for (done, counted) in combined {
+        for done in combined {
             filtered[0] += done.filtered;
-            counters.push(counted);
             tickets.push(done.weight_grad);
             // All ranks have the same loss, lse and dX.
             results.get_or_insert((done.loss, done.lse, done.dx, done.argmax));

@@ -132,8 +132,9 @@ impl OnDistribution {
         &'a self,
         device: &D,
         layout: &ShardLayout,
-        rank: usize,
+        comm: &Local,
     ) -> Result<(Operators<D>, Statistics<'a, D>), Error> {
+        let rank = comm.rank();
         let layer = Operators::new(device, layout, rank)?;
         let of = self.shard(&self.inputs.of, layout, rank)?;
         let ids = self.inputs.ids.as_ref().map(|(ids, per_token)| Ids {
@@ -142,15 +143,15 @@ impl OnDistribution {
             ignore_index: Some(self.ignore_index),
         });
         let statistics = match (self.op, ids, &self.inputs.teacher) {
-            (Op::Logprobs, Some(ids), _) => layer.logprobs(of, ids)?,
-            (Op::LogprobsEntropy, Some(ids), _) => layer.logprobs_and_entropy(of, ids)?,
+            (Op::Logprobs, Some(ids), _) => layer.logprobs(comm, of, ids)?,
+            (Op::LogprobsEntropy, Some(ids), _) => layer.logprobs_and_entropy(comm, of, ids)?,
             (Op::Kl, _, Some(teacher)) => {
                 let direction = if self.reverse { KlDirection::Reverse } else { KlDirection::Forward };
-                layer.kl_divergence(of, self.shard(teacher, layout, rank)?, direction)?
+                layer.kl_divergence(comm, of, self.shard(teacher, layout, rank)?, direction)?
             }
-            (Op::TopK, ..) => layer.top_k(of, self.k)?,
-            (Op::Sample, ..) => layer.sample(of, self.seed)?,
-            _ => layer.entropy(of)?,
+            (Op::TopK, ..) => layer.top_k(comm, of, self.k)?,
+            (Op::Sample, ..) => layer.sample(comm, of, self.seed)?,
+            _ => layer.entropy(comm, of)?,
         };
         Ok((layer, statistics))
     }
@@ -282,15 +283,13 @@ impl Operator for OnDistribution {
         let Place { device, layout, .. } = place;
         let (tokens, vocab) = (self.inputs.tokens, self.inputs.vocab);
         let mut meter = Meter::start();
-        let ranks = (0..layout.ranks()).collect();
-        let evaluated = each(ranks, |_, rank: usize| self.evaluate(*device, layout, rank))?;
+        let comms = Local::group(layout.ranks());
+        let evaluated = each(comms.iter().collect(), |_, comm: &Local| self.evaluate(*device, layout, comm))?;
         let kernels: Vec<&str> = evaluated.iter().flat_map(|(_, s)| s.kernels()).collect();
         meter.pass("statistics", "statistics");
 
-        let group = evaluated.into_iter().zip(Local::group(layout.ranks())).collect();
-        let combined = each(group, |_, ((layer, statistics), comm)| {
-            Ok::<_, Error>((layer, statistics.start_combine(&comm)?.wait()?, comm))
-        })?;
+        let combined =
+            each(evaluated, |_, (layer, statistics)| Ok::<_, Error>((layer, statistics.start_combine().wait()?)))?;
         meter.pass("combine", "combine");
 
         let [logprobs, entropy, divergence] = self.upstreams();
@@ -312,7 +311,7 @@ impl Operator for OnDistribution {
             }
         }
         let work = combined.into_iter().zip(own).collect();
-        let done = each(work, |_, ((layer, done, comm), mut own)| {
+        let done = each(work, |rank, ((layer, done), mut own)| {
             let mut dx = vec![];
             if self.differentiable() {
                 let wanted = own.iter_mut().zip(self.operands()).map(|(own, of)| {
@@ -324,15 +323,15 @@ impl Operator for OnDistribution {
                         dlogits: (!linear).then_some(&mut own.dlogits),
                     }
                 });
-                let gradients = layer.backward(done.ticket, upstream, wanted.collect())?;
-                dx = gradients.start_combine(&comm)?.wait()?;
+                let gradients = layer.backward(&comms[rank], done.ticket, upstream, wanted.collect())?;
+                dx = gradients.start_combine().wait()?;
             }
             let dlogits: Vec<Vec<f32>> = own.into_iter().map(|own| own.dlogits).collect();
-            Ok::<_, Error>((done.values, dlogits, dx, comm.counters()))
+            Ok::<_, Error>((done.values, dlogits, dx))
         })?;
         meter.pass("backward", "backward");
 
-        let counters: Vec<_> = done.iter().map(|rank| rank.3).collect();
+        let counters: Vec<_> = comms.iter().map(Local::counters).collect();
         let mut outputs = done.first().map_or(vec![], |(values, ..)| self.value_tensors(values.clone()));
         for (i, ((sums, of), [dx, dw, dbias, dlogits])) in
             sums.into_iter().zip(self.operands()).zip(GRADIENTS).enumerate()

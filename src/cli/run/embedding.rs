@@ -8,7 +8,7 @@ use std::path::Path;
 use vocabfuse::problem::embedding::{Embedded, Embedding};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::embedding::{self, Inputs};
-use vocabfuse::{Device, Dtype, Error, InputLayer, Local, Lookup, plain, reference};
+use vocabfuse::{Device, Dtype, InputLayer, Local, Lookup, plain, reference};
 
 #[derive(Debug, clap::Args)]
 #[group(id = "embedding")]
@@ -63,25 +63,23 @@ impl Operator for Table {
         let mut dw = dy.map(|_| vec![0.0; vocab * hidden]);
 
         let mut meter = Meter::start();
-        let lookups = each(layers.iter().collect(), |rank, layer: &InputLayer<D>| {
-            layer.lookup(ids, table.row_range(layout.range(rank))?)
+        let comms = Local::group(layout.ranks());
+        let members = layers.iter().zip(&comms).collect();
+        let lookups = each(members, |rank, (layer, comm): (&InputLayer<D>, &Local)| {
+            layer.lookup(comm, ids, table.row_range(layout.range(rank))?)
         })?;
         let mut kernels: Vec<&str> = lookups.iter().map(Lookup::kernel).collect();
         meter.pass("lookup", "lookup");
 
-        let group = lookups.into_iter().zip(Local::group(layout.ranks())).collect();
-        let embedded = each(group, |_, (lookup, comm)| {
-            let embedded = lookup.start_select(&comm)?.wait()?;
-            Ok::<_, Error>((embedded, comm.counters()))
-        })?;
+        let embedded = each(lookups, |_, lookup| lookup.start_select().wait())?;
         meter.pass("combine", "combine");
 
-        let counters: Vec<_> = embedded.iter().map(|(_, counters)| *counters).collect();
-        let x = embedded.first().map(|(embedded, _)| embedded.x.clone());
+        let counters: Vec<_> = comms.iter().map(Local::counters).collect();
+        let x = embedded.first().map(|embedded| embedded.x.clone());
         let bytes = x.as_ref().map_or(0, |x| x.rows() * x.columns() * x.dtype().size());
         if let (Some(dy), Some(dw)) = (dy, &mut dw) {
             kernels.push(layers[0].backward_kernel(dy.dtype())?);
-            let tickets = embedded.into_iter().map(|(embedded, _)| embedded.table_grad);
+            let tickets = embedded.into_iter().map(|embedded| embedded.table_grad);
             let work = tickets.zip(split_rows(dw, *hidden, ranks.map(|r| layout.range(r)))).collect();
             each(work, |rank, (ticket, dw)| layers[rank].backward(ticket, dy, dw))?;
             meter.pass("backward", "backward");

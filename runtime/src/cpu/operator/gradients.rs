@@ -2,6 +2,7 @@
 
 use super::super::Cpu;
 use super::super::family::{ProgramInputs, bind};
+use super::super::s_pass::lock;
 use super::CHUNK;
 use super::kernels::OperatorKernels;
 use super::tiles::{Chunk, Linear, Operands, chunks, group, operands, stride};
@@ -10,7 +11,7 @@ use crate::buffer::{Buffer, SharedPointer};
 use crate::operator::{DistributionGradients, GradientJob, RowJob};
 use rayon::prelude::*;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use vocabfuse_kernels::abi::{self, Place};
 
 /// Most columns of a task that adds to dW.
@@ -191,8 +192,7 @@ impl<'a> Pass<'a> {
             targets.iter_mut().map(|t| t.a.as_mut().map_or(SharedPointer(ptr::null_mut()), Buffer::pointer)).collect();
         let targets = &*targets;
         (0..self.panels.div_ceil(self.group)).into_par_iter().for_each(|task| {
-            let thread = rayon::current_thread_index().unwrap_or(0);
-            let mut scratch = self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut scratch = lock(&self.scratch);
             let first_panel = task * self.group;
             let panels = self.group.min(self.panels - first_panel);
             let place = Place { first_panel, panels, first_column: chunk.first, columns: chunk.columns, stride };
@@ -278,8 +278,7 @@ impl<'a> Pass<'a> {
         // Few enough for tasks on all threads.
         let block = linear.blocking.grad_rows.min(COLUMNS);
         (0..chunk.columns.div_ceil(block)).into_par_iter().for_each(|task| {
-            let thread = rayon::current_thread_index().unwrap_or(0);
-            let mut scratch = self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut scratch = lock(&self.scratch);
             let first_column = task * block;
             let row = chunk.first + first_column;
             let at =

@@ -2,6 +2,7 @@
 
 use super::super::Cpu;
 use super::super::family::{ProgramInputs, bind};
+use super::super::s_pass::lock;
 use super::kernels::OperatorKernels;
 use super::tiles::{Chunk, Operands, chunks, group, operands, stride};
 use crate::Result;
@@ -9,7 +10,7 @@ use crate::buffer::{Buffer, SharedPointer};
 use crate::operator::{RowJob, RowState};
 use rayon::prelude::*;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use vocabfuse_codegen::program::keys;
 use vocabfuse_kernels::abi::{self, Place};
 
@@ -84,8 +85,7 @@ impl<'a> Pass<'a> {
         let panel = self.kernels.host.panel;
         let stride = stride(panel);
         (0..self.panels.div_ceil(self.group)).into_par_iter().for_each(|task| {
-            let thread = rayon::current_thread_index().unwrap_or(0);
-            let mut tiles = self.tiles[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tiles = lock(&self.tiles);
             let tiles = tiles.pointer();
             let first_panel = task * self.group;
             let panels = self.group.min(self.panels - first_panel);
