@@ -299,3 +299,37 @@ fn a_loss_of_ones_own_has_the_options_that_its_programs_take() {
         assert!(message.starts_with(expected), "{message}");
     }
 }
+
+#[test]
+fn ranks_may_have_several_microbatches_under_way_or_one() {
+    let (tokens, hidden, vocab) = (40, 8, 10);
+    let tensors = [0.5_f32, -0.25].map(|value| vec![value; tokens * hidden]);
+    let (w, targets) = ((0..vocab * hidden).map(|i| i as f32 / 40.0).collect::<Vec<f32>>(), vec![3; tokens]);
+    let layout = ShardLayout::even(vocab, 2).unwrap();
+    for algorithm in [Algorithm::Two, Algorithm::One, Algorithm::Naive] {
+        for frozen_input in [false, true] {
+            let losses = |pipelined: [bool; 2]| {
+                each(Local::group(2), |rank, comm| {
+                    let policy = Policy { algorithm, frozen_input, ..Policy::default() };
+                    let cpu = Cpu::new(Some(1))?;
+                    let layer = OutputLayer::new(&cpu, &layout, rank, CrossEntropy::default(), policy)?;
+                    let weight = Matrix::new(&w, vocab, hidden)?.row_range(layout.range(rank))?;
+                    let start = |x: usize| {
+                        let batch = Batch::new(Matrix::new(&tensors[x], tokens, hidden)?, &targets);
+                        Ok::<_, Error>(layer.s_pass(&comm, batch, Shard { weight, bias: None })?.start_combine())
+                    };
+                    if pipelined[rank] {
+                        let (first, second) = (start(0)?, start(1)?);
+                        return Ok::<_, Error>([first.wait()?.loss[0], second.wait()?.loss[0]]);
+                    }
+                    Ok([start(0)?.wait()?.loss[0], start(1)?.wait()?.loss[0]])
+                })
+                .unwrap()
+            };
+            let expected = losses([false, false]);
+            assert!(expected[0][0] != expected[0][1]);
+            assert_eq!(losses([false, true]), expected, "{algorithm:?}, frozen input {frozen_input}");
+            assert_eq!(losses([true, true]), expected, "{algorithm:?}, frozen input {frozen_input}");
+        }
+    }
+}

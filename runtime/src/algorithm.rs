@@ -53,16 +53,18 @@ impl Algorithm {
             return first.wait(&finishing);
         }
         let all = |merged: Merged<D>| device.concatenate(kernels, &blocks(&merged));
+        let next = first.next();
         let merged = first.wait(&merging)?;
-        let (mut turn, mut merged) = comm.turn().after(|| all(merged))?;
+        let (mut turn, mut merged) = next.turn().after(|| all(merged))?;
         if let Some(mut rows) = kept {
             let (second, ()) = turn.after(|| device.raise(kernels, &mut rows, &merged))?;
             let second = MergeRows::<D>::start(second, exchange.agreement, rows);
             if without_a {
                 return second.wait(&finishing);
             }
+            let next = second.next();
             let sums = second.wait(&merging)?;
-            (turn, merged) = comm.turn().after(|| all(sums))?;
+            (turn, merged) = next.turn().after(|| all(sums))?;
         }
         let saved = exchange.saved.as_deref_mut();
         let leads = comm.rank() == 0;

@@ -229,7 +229,8 @@ impl<'a, D: Device> Partial<'a, D> {
 }
 
 impl<'a, D: Device> Merging<'a, D> {
-    /// Waits for all ranks.
+    /// Waits for all ranks. They must wait for the microbatches of a group in one order, which may be any: a rank makes its
+    /// block of the result while it waits.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left or dropped its part, and the

@@ -4,7 +4,7 @@
 //! memory traffic. A group does not know what is combined: parts are of any type, which the ranks agree on together with
 //! the job.
 
-use super::round::{Contribution, Group, typed};
+use super::round::{Contribution, Group, Place, typed};
 use super::{Combine, Counters, Outcome, Seat};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -70,8 +70,8 @@ impl Local {
 
     /// Takes this rank's place in the next collective, before work that may fail.
     pub(crate) fn turn(&self) -> Turn {
-        let sequence = self.member.next.fetch_add(1, Ordering::Relaxed);
-        Turn { member: Arc::clone(&self.member), sequence, open: true }
+        let step = self.member.next.fetch_add(1, Ordering::Relaxed);
+        Turn { member: Arc::clone(&self.member), place: Place { step, barrier: 0 }, open: true }
     }
 }
 
@@ -95,7 +95,7 @@ impl Drop for Member {
 #[must_use]
 pub(crate) struct Turn {
     member: Arc<Member>,
-    sequence: u64,
+    place: Place,
     /// Whether the rank is still part of it.
     open: bool,
 }
@@ -119,35 +119,35 @@ impl Turn {
         launches.fetch_add(1, Ordering::Relaxed);
         sent.fetch_add(bytes as u64, Ordering::Relaxed);
         let contribution = Contribution { agreement: agreement.to_owned(), part: Arc::new(part) };
-        group.change(self.sequence, |round| round.contribute(*rank, contribution));
+        group.change(self.place, |round| round.contribute(*rank, contribution));
         Pending { turn: self }
     }
 
     /// Ends the collective. Says what ended it first.
     fn fail(mut self, error: Error) -> Error {
-        let first = self.member.group.change(self.sequence, |round| round.fail(error));
+        let first = self.member.group.change(self.place, |round| round.fail(error));
         self.leave();
         first
     }
 
     fn leave(&mut self) {
         self.open = false;
-        self.member.group.leave(self.sequence, self.member.rank);
+        self.member.group.leave(self.place, self.member.rank);
     }
 
     fn complete<C: Combine>(&self, combine: &C) -> Result<Outcome<C::Block, C::Output>> {
         let Member { group, rank, .. } = &*self.member;
-        let contributions = group.wait(self.sequence, |round| round.contributions())?;
+        let contributions = group.wait(self.place, |round| round.contributions())?;
         let expected = &contributions[0].agreement;
         if let Some((rank, other)) = contributions.iter().enumerate().find(|(_, c)| c.agreement != *expected) {
             return Err(Error::Disagreement { rank, found: other.agreement.clone(), expected: expected.clone() });
         }
         let parts = contributions.into_iter().map(|c| typed::<C::Part>(c.part)).collect::<Result<_>>()?;
         let seat = Seat { rank: *rank, size: group.size };
-        let output = group.change(self.sequence, |round| round.output(combine));
+        let output = group.change(self.place, |round| round.output(combine));
         let block = combine.block(seat, parts, output)?;
-        group.change(self.sequence, |round| round.deliver(*rank, Arc::new(block)));
-        group.wait(self.sequence, |round| round.outcome::<C>())?
+        group.change(self.place, |round| round.deliver(*rank, Arc::new(block)));
+        group.wait(self.place, |round| round.outcome::<C>())?
     }
 }
 
@@ -155,7 +155,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         if self.open {
             let rank = self.member.rank;
-            self.member.group.change(self.sequence, |round| round.fail(Error::RankGone { rank }));
+            self.member.group.change(self.place, |round| round.fail(Error::RankGone { rank }));
             self.leave();
         }
     }
@@ -167,7 +167,26 @@ pub(crate) struct Pending {
     turn: Turn,
 }
 
+/// The barrier behind another one of the same step, in which no place is taken yet.
+pub(crate) struct Next {
+    member: Arc<Member>,
+    place: Place,
+}
+
+impl Next {
+    /// Takes this rank's place in it.
+    pub(crate) fn turn(self) -> Turn {
+        Turn { member: self.member, place: self.place, open: true }
+    }
+}
+
 impl Pending {
+    /// The barrier behind this one. It belongs to the same step, whatever steps were begun meanwhile.
+    pub(crate) fn next(&self) -> Next {
+        let Place { step, barrier } = self.turn.place;
+        Next { member: Arc::clone(&self.turn.member), place: Place { step, barrier: barrier + 1 } }
+    }
+
     /// Waits for all ranks, makes this rank's block, and waits for the other blocks.
     pub(crate) fn wait<C: Combine>(self, combine: &C) -> Result<Outcome<C::Block, C::Output>> {
         let Pending { mut turn } = self;

@@ -10,6 +10,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// A part, a block or an output of some collective.
 pub(super) type Anything = Arc<dyn Any + Send + Sync>;
 
+/// Which collective of a group: ranks take steps in the same order, and a step has one barrier or more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) step: u64,
+    pub(super) barrier: u8,
+}
+
 /// What the ranks of a group share.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -20,8 +27,8 @@ pub(super) struct Group {
 
 #[derive(Debug)]
 struct State {
-    rounds: BTreeMap<u64, Round>,
-    /// For a rank that left: the first round it takes no part in.
+    rounds: BTreeMap<Place, Round>,
+    /// For a rank that left: the first step it takes no part in.
     departed: Vec<Option<u64>>,
 }
 
@@ -66,8 +73,8 @@ impl Group {
     }
 
     /// Changes a round that the calling rank has not left.
-    pub(super) fn change<T>(&self, sequence: u64, change: impl FnOnce(&mut Round) -> T) -> T {
-        let result = change(self.lock().round(sequence, self.size));
+    pub(super) fn change<T>(&self, place: Place, change: impl FnOnce(&mut Round) -> T) -> T {
+        let result = change(self.lock().round(place, self.size));
         self.changed.notify_all();
         result
     }
@@ -76,13 +83,13 @@ impl Group {
     ///
     /// # Errors
     /// The failure of the round.
-    pub(super) fn wait<T>(&self, sequence: u64, ready: impl Fn(&mut Round) -> Option<T>) -> Result<T> {
+    pub(super) fn wait<T>(&self, place: Place, ready: impl Fn(&mut Round) -> Option<T>) -> Result<T> {
         let mut state = self.lock();
         loop {
-            if let Some(rank) = state.departed.iter().position(|first| is_gone(*first, sequence)) {
-                state.round(sequence, self.size).fail(Error::RankGone { rank });
+            if let Some(rank) = state.departed.iter().position(|first| is_gone(*first, place)) {
+                state.round(place, self.size).fail(Error::RankGone { rank });
             }
-            let round = state.round(sequence, self.size);
+            let round = state.round(place, self.size);
             if let Some(failure) = &round.failure {
                 return Err(failure.clone());
             }
@@ -94,22 +101,23 @@ impl Group {
     }
 
     /// Ends a round for a rank.
-    pub(super) fn leave(&self, sequence: u64, rank: usize) {
+    pub(super) fn leave(&self, place: Place, rank: usize) {
         let mut state = self.lock();
-        state.round(sequence, self.size).left[rank] = true;
-        let ended = state.sweep(sequence);
+        state.round(place, self.size).left[rank] = true;
+        let ended = state.sweep(place);
         drop(state);
         self.changed.notify_all();
         // What it held is freed when the others can go on.
         drop(ended);
     }
 
-    /// Ends all rounds from `first` on for a rank, which has taken no place in them.
+    /// Ends all rounds from step `first` on for a rank, which has taken no place in them.
     pub(super) fn depart(&self, rank: usize, first: u64) {
         let mut state = self.lock();
         state.departed[rank] = Some(first);
-        let open: Vec<u64> = state.rounds.range(first..).map(|(sequence, _)| *sequence).collect();
-        let ended: Vec<_> = open.into_iter().map(|sequence| state.sweep(sequence)).collect();
+        let open: Vec<Place> =
+            state.rounds.range(Place { step: first, barrier: 0 }..).map(|(place, _)| *place).collect();
+        let ended: Vec<_> = open.into_iter().map(|place| state.sweep(place)).collect();
         drop(state);
         self.changed.notify_all();
         drop(ended);
@@ -121,20 +129,20 @@ impl Group {
     }
 }
 
-fn is_gone(departed: Option<u64>, sequence: u64) -> bool {
-    departed.is_some_and(|first| first <= sequence)
+fn is_gone(departed: Option<u64>, place: Place) -> bool {
+    departed.is_some_and(|first| first <= place.step)
 }
 
 impl State {
-    fn round(&mut self, sequence: u64, size: usize) -> &mut Round {
-        self.rounds.entry(sequence).or_insert_with(|| Round::new(size))
+    fn round(&mut self, place: Place, size: usize) -> &mut Round {
+        self.rounds.entry(place).or_insert_with(|| Round::new(size))
     }
 
     /// Takes out a round that nobody will come back to.
-    fn sweep(&mut self, sequence: u64) -> Option<Round> {
-        let left = &self.rounds.get(&sequence)?.left;
-        let done = left.iter().zip(&self.departed).all(|(left, departed)| *left || is_gone(*departed, sequence));
-        if done { self.rounds.remove(&sequence) } else { None }
+    fn sweep(&mut self, place: Place) -> Option<Round> {
+        let left = &self.rounds.get(&place)?.left;
+        let done = left.iter().zip(&self.departed).all(|(left, departed)| *left || is_gone(*departed, place));
+        if done { self.rounds.remove(&place) } else { None }
     }
 }
 
