@@ -98,16 +98,14 @@ impl TileLoads {
     }
 }
 
-/// The rate of all of `threads` threads at the same time. `None` if the machine lacks the operation, or has an architecture
-/// whose vectors are not known here.
-pub fn rate_of(operation: Operation, threads: usize) -> Option<Rate> {
-    let kernel = operation.of_this_machine()?;
-    Some(Rate { operation, isa: kernel.isa, gflops: together(&kernel, threads) })
-}
-
-/// Rates of everything that the machine has.
+/// Rates of everything that the machine has, of all of `threads` threads at the same time; none on an architecture whose
+/// vectors are not known here.
 pub fn rates(threads: usize) -> Vec<Rate> {
-    Operation::ALL.into_iter().filter_map(|operation| rate_of(operation, threads)).collect()
+    let rate = |operation: Operation| {
+        let kernel = operation.of_this_machine()?;
+        Some(Rate { operation, isa: kernel.isa, gflops: together(&kernel, threads) })
+    };
+    Operation::ALL.into_iter().filter_map(rate).collect()
 }
 
 /// A loop over independent sums.
