@@ -153,8 +153,13 @@ fn bad_specifications_name_the_parameter() {
 #[test]
 fn template_assertions_and_undefined_names_are_errors() {
     let tile = |lanes, panel| context! { lanes => lanes, panel => panel, rows => 4, inner => 1, terms => 1, k_block => 128, vocabulary_block => 64, row_block => 1, grad_panels => 4 };
-    let prelude =
-        |tile| render("cpu/prelude_scalar.rs.in", "demo", context! { version => "0", tile => tile, attribute => "" });
+    let prelude = |tile| {
+        render(
+            "cpu/prelude_scalar.rs.in",
+            "demo",
+            context! { version => "0", tile, attribute => "", features => "", largest_power => "1.0" },
+        )
+    };
     assert!(prelude(tile(8, 16)).is_ok());
     let Error::Template { kernel, message } = prelude(tile(8, 12)).unwrap_err() else {
         panic!("expected a template error")

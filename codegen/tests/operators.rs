@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use vocabfuse_codegen::emit::emit_operator;
 use vocabfuse_codegen::operator::{self, Operator};
-use vocabfuse_codegen::program::{Graph, Interpretation, Merge, ProgramError, Tile};
+use vocabfuse_codegen::program::{Graph, Interpretation, Merge, ProgramError, Tile, place, reference_of};
 use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Target};
 
 fn operator(name: &str) -> Operator {
@@ -69,25 +69,36 @@ fn tile(first: usize, p: &[f64], q: &[f64], references: [f64; 2], ids: &[i64]) -
 
 /// Statistics of the second part merged into those of the first, all relative to `references`.
 fn merged(o: &Operator, parts: [(&Interpretation, [f64; 2]); 2], references: [f64; 2]) -> BTreeMap<String, Vec<f64>> {
+    let rules = o.statistics.rules();
+    let rise = |from: [f64; 2], k: usize| place(references[k]) - place(from[k]);
+    let value = |part: &Interpretation, index: usize| part.row[&rules[index].0][0];
     let raised = |(part, from): (&Interpretation, [f64; 2])| -> Vec<f64> {
-        let rules = o.statistics.rules();
-        let moved: Vec<f64> = (0..2).map(|k| references[k] - from[k]).collect();
-        let raise = |(name, rule): &(String, Merge)| match *rule {
-            Merge::Sum | Merge::Max | Merge::ArgMax => part.row[name][0],
-            Merge::ScaledSum { reference } => part.row[name][0] * (-moved[reference]).exp2(),
+        let raise = |(index, (_, rule)): (usize, &(String, Merge))| match *rule {
+            Merge::Sum | Merge::Max | Merge::ArgMax => value(part, index),
+            Merge::ScaledSum { reference } => value(part, index) * (-rise(from, reference)).exp(),
             Merge::Moment { reference, sum, shifts } => {
-                let shift: f64 = (0..2).map(|k| f64::from(shifts[k]) * moved[k]).sum();
-                let weights = part.row[&rules[sum].0][0];
-                (part.row[name][0] + shift * std::f64::consts::LN_2 * weights) * (-moved[reference]).exp2()
+                let grown: f64 = (0..2).map(|k| f64::from(shifts[k]) * rise(from, k)).sum();
+                (value(part, index) + grown * value(part, sum)) * (-reference.map_or(0.0, |r| rise(from, r))).exp()
             }
+            Merge::Divergence { .. } => value(part, index) * (-rise(from, 0)).exp(),
         };
-        rules.iter().map(raise).collect()
+        rules.iter().enumerate().map(raise).collect()
     };
     let (a, b) = (raised(parts[0]), raised(parts[1]));
-    let one = |(i, (name, rule)): (usize, (String, Merge))| {
-        (name, vec![if rule == Merge::Max { a[i].max(b[i]) } else { a[i] + b[i] }])
+    let one = |(i, (name, rule)): (usize, &(String, Merge))| {
+        let value = match *rule {
+            Merge::Max => a[i].max(b[i]),
+            Merge::Divergence { p, q } => {
+                // The chain rule, written out: what the parts say of themselves, and what they say of each other.
+                let (all_p, all_q) = (a[p] + b[p], a[q] + b[q]);
+                let part = |p: f64, q: f64| if p == 0.0 { 0.0 } else { p * ((p / all_p) / (q / all_q)).ln() };
+                a[i] + b[i] + part(a[p], a[q]) + part(b[p], b[q])
+            }
+            _ => a[i] + b[i],
+        };
+        (name.clone(), vec![value])
     };
-    o.statistics.rules().into_iter().enumerate().map(one).collect()
+    rules.iter().enumerate().map(one).collect()
 }
 
 /// Results and derivatives of one row, its columns in two tiles.
@@ -263,10 +274,67 @@ fn moments_need_the_sum_of_their_weights() {
     g.row_output("square", (y.exp_above(r) * y.above(r) * y.above(r)).sum());
     assert!(matches!(g.finish(), Err(ProgramError::ReferenceUsed { .. })));
     let g = Graph::new("third");
-    g.row_output("x", g.logit_of(2).sum());
+    g.row_output("x", g.logit_of(2).largest());
     assert!(matches!(g.finish(), Err(ProgramError::Distribution { index: 2, .. })));
     let g = Graph::new("top");
     let (y, r) = (g.logit(), g.reference());
-    g.top(y.exp_above(r), y);
-    assert!(matches!(g.finish(), Err(ProgramError::ReferenceUsed { .. })), "a key that moves");
+    g.top(y.exp_above(r), g.random());
+    assert!(matches!(g.finish(), Err(ProgramError::ReferenceUsed { .. })), "a value that moves");
+    let g = Graph::new("top");
+    g.top(g.logit(), g.logit().above(g.reference()));
+    assert!(matches!(g.finish(), Err(ProgramError::ReferenceUsed { .. })), "noise that moves");
+    let g = Graph::new("divergence");
+    let (p, q) = (g.logit().exp_above(g.reference()), g.logit_of(1).exp_above(g.reference_of(1)));
+    let log_ratio = g.logit_of(1).above(g.reference_of(1)) - g.logit().above(g.reference());
+    g.row_output("p", p.sum());
+    g.row_output("divergence", p.divergence(q, log_ratio));
+    assert!(matches!(g.finish(), Err(ProgramError::Outputs(_))), "without the sum of q");
+}
+
+#[test]
+fn small_divergences_have_as_many_digits_as_large_ones() {
+    let o = operator("kl_divergence");
+    // Logits that differ by a constant are the same distribution; by 1e-6 here and there nearly so.
+    let q: Vec<f64> = P.iter().enumerate().map(|(j, y)| y + 0.3 + [1e-6, 0.0, -1e-6][j % 3]).collect();
+    let (log_p, log_q) = (log_softmax(&P), log_softmax(&q));
+    let terms = log_p.iter().zip(&log_q).filter(|(p, _)| p.is_finite());
+    let want: f64 = terms.map(|(p, q)| p.exp() * ((q - p).exp_m1() - (q - p))).sum();
+    let (results, _) = run(&o, &P, &q, &[], &[]);
+    let got = results["divergence"][0];
+    // The merge of this test is not as careful as that of kernels.
+    assert!((got - want).abs() < 1e-3 * want && want < 1e-11, "{got} for {want}");
+}
+
+// See `a_common_offset_changes_nothing` of cross-entropy.
+#[test]
+fn a_common_offset_changes_no_operator() {
+    for offset in [0.0, 1e4, 1e7, 1e8] {
+        let y = [1.0, 2.0, 3.0].map(|y| y + offset);
+        let reference = f64::from(reference_of(y[2] as f32));
+        let statistics = |o: &Operator| {
+            let t = tile(0, &y, &y, [reference; 2], &[1]);
+            let out = o.statistics.interpret(&t);
+            let mut rows = out.row.clone();
+            rows.extend(out.selected.iter().map(|(name, values)| (name.clone(), vec![values[0][0]])));
+            rows.insert(operator::TOP_VALUE.to_owned(), vec![out.top.first().map_or(0.0, |t| t[0].value)]);
+            o.finish.interpret(&Tile { row: rows, ..tile(0, &[0.0], &[0.0], [reference; 2], &[]) }).row
+        };
+        close(statistics(&operator("logprobs"))["logprob"][0], -1.407_605_964_444_38);
+        close(statistics(&operator("entropy"))["entropy"][0], 0.832_395_583_175_26);
+        close(statistics(&operator("top_k"))["logprob"][0], -0.407_605_964_444_38);
+        close(statistics(&operator("kl_divergence"))["divergence"][0], 0.0);
+    }
+}
+
+#[test]
+fn noise_is_added_to_distances() {
+    let o = operator("sample");
+    for token in 0..100 {
+        let draw = |offset: f64| {
+            let y = [offset; 4];
+            let t = Tile { token: vec![token], top: 1, ..tile(0, &y, &y, [0.0; 2], &[]) };
+            o.statistics.interpret(&t).top[0][0].column
+        };
+        assert!([16_777_216.0, 1e30, -1e8].iter().all(|offset| draw(*offset) == draw(0.0)), "token {token}");
+    }
 }

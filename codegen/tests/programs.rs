@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use vocabfuse_codegen::loss::{CrossEntropyForm, FINISH_OUTPUTS, Loss, Merge};
 use vocabfuse_codegen::program::{
-    Binary, Graph, Input, Op, Output, Program, ProgramError, Reduce, Shape, Tile, ValueId,
+    Binary, Graph, Input, Op, Output, Program, ProgramError, Reduce, Shape, Tile, ValueId, reference_of,
 };
 use vocabfuse_codegen::{Error, cross_entropy};
 
@@ -87,8 +87,8 @@ fn outputs_are_checked() {
     g.row_output("x", g.logit());
     assert!(matches!(g.finish(), Err(ProgramError::Output { .. })));
     let g = Graph::new("twice");
-    g.row_output("x", g.logit().sum());
     g.row_output("x", g.logit().largest());
+    g.row_output("x", (g.logit() * 2.0).largest());
     assert!(matches!(g.finish(), Err(ProgramError::Outputs(_))));
     assert!(program(vec![input(Input::Logit(0))], vec![Output::Store(ValueId(7))]).is_err());
 }
@@ -241,4 +241,74 @@ fn padded_columns_and_dead_rows() {
     assert!(run.row["loss"][1].is_nan());
     assert_eq!((run.row["a_factor"][1], run.row["target_factor"][1]), (0.0, 0.0));
     assert_eq!(run.row["argmax"], [1.0, -1.0]);
+}
+
+/// Loss, lse and derivatives of one row of logits, with the reference that a kernel would take.
+fn one_row(form: CrossEntropyForm, y: &[f64], target: i64, smoothing: f64) -> Run {
+    let loss = form.loss().unwrap();
+    let mut t = tile(1, y.len(), y.to_vec(), vec![target]);
+    let share = smoothing / y.len() as f64;
+    t.uniform.extend([
+        ("softcap".to_owned(), 1.0),
+        ("smoothing_share".to_owned(), share),
+        ("smoothing_total".to_owned(), smoothing),
+    ]);
+    t.column.insert("class_weight".to_owned(), vec![1.0; y.len()]);
+    t.row.insert("hard".to_owned(), vec![1.0 - smoothing]);
+    let largest = y.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    interpret(&loss, t, f64::from(reference_of(largest as f32)))
+}
+
+// Worked out by hand: of logits 1, 2, 3 the probabilities are .09003057, .24472847 and .66524096, and lse is 3.40760596; those of
+// 0 and -1 are .73105858 and .26894142.
+#[test]
+fn a_common_offset_changes_nothing() {
+    let smoothed = CrossEntropyForm { smoothing: true, ..CrossEntropyForm::default() };
+    for offset in [0.0, 1e4, 1e7, 1e8] {
+        let y = [1.0, 2.0, 3.0].map(|y| y + offset);
+        let run = one_row(CrossEntropyForm::default(), &y, 1, 0.0);
+        assert!((run.row["loss"][0] - 1.407_605_964).abs() < 1e-9, "{offset}: {}", run.row["loss"][0]);
+        for (got, want) in run.store.iter().zip([0.090_030_573, 0.244_728_471 - 1.0, 0.665_240_956]) {
+            assert!((got - want).abs() < 1e-9, "{offset}: {got} for {want}");
+        }
+        let run = one_row(smoothed, &[offset + 2.0, offset - 1.0], 0, 0.1);
+        assert!((run.row["loss"][0] - 0.198_587_352).abs() < 1e-9, "{offset}: {}", run.row["loss"][0]);
+    }
+    // Neighbours at 1e30 in f32 are 2^76 apart.
+    let (y, step) = (f64::from(1e30f32), 2f64.powi(76));
+    let run = one_row(CrossEntropyForm::default(), &[y, y, y], 0, 0.0);
+    assert!((run.row["loss"][0] - 3f64.ln()).abs() < 1e-9);
+    let run = one_row(CrossEntropyForm::default(), &[y + step, y], 1, 0.0);
+    assert_eq!((run.row["loss"][0], run.store.as_slice()), (step, [1.0, -1.0].as_slice()));
+    let run = one_row(smoothed, &[y + step, y], 0, 0.1);
+    assert!((run.row["loss"][0] / (0.05 * step) - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn differences_and_sums_of_logits_are_refused() {
+    let g = Graph::new("difference");
+    g.store(g.logit() - g.logit() * 2.0);
+    let error = g.finish().unwrap_err();
+    assert!(matches!(error, ProgramError::Offset { value: 3, .. }), "{error}");
+    assert!(error.to_string().contains("from the reference"), "{error}");
+    let g = Graph::new("sum");
+    let y = g.logit().mul_add(g.uniform("logit_scale"), g.column("bias"));
+    g.row_output("weighted", (g.column("class_weight") * y).sum());
+    assert!(matches!(g.finish(), Err(ProgramError::Offset { .. })));
+    // One of many is exact, and so is a distance.
+    let g = Graph::new("target and distances");
+    let y = g.logit();
+    g.row_output("target", g.column_id().equals(g.target()).select(y, 0.0).sum());
+    g.row_output("weights", g.column("class_weight").sum());
+    g.row_output("weighted", (g.column("class_weight") * y.above(g.reference())).sum());
+    assert!(g.finish().is_ok());
+    // Across programs: lse and a logit are both logits.
+    let good = cross_entropy().unwrap();
+    let g = Graph::new("finish");
+    let lse = g.row("rest").ln() - g.constant(0.0).above(g.reference());
+    for output in FINISH_OUTPUTS {
+        g.row_output(output, if output == "loss" { lse - g.row("target_logit") } else { g.row("rest") });
+    }
+    let error = Loss { finish: g.finish().unwrap(), ..good }.verify().unwrap_err();
+    assert!(matches!(error, ProgramError::Offset { .. }), "{error}");
 }

@@ -26,6 +26,7 @@ mod memory;
 mod operator;
 mod passes;
 mod policy;
+mod sums;
 
 pub use batch::{Batch, Gradients, Shard, Upstream};
 pub use comm::{Counters, Local};

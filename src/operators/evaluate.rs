@@ -201,7 +201,10 @@ fn top_k<T: Real>(of: &Materialised<'_, T>, k: usize, added: impl Fn(usize, usiz
     let (mut ids, mut logits, mut logprobs) = (vec![], vec![], vec![]);
     for (token, row) in of.rows().enumerate() {
         let mut order: Vec<usize> = (0..row.len()).collect();
-        let key = |j: usize| Into::<f64>::into(row[j]) + added(token, j) + 0.0;
+        // From the largest number, so that a common offset of the logits has no part in the order.
+        let finite = row.iter().copied().filter(|y| Into::<f64>::into(*y).is_finite());
+        let largest = finite.reduce(|a, b| if b > a { b } else { a }).unwrap_or(T::from_f64(0.0));
+        let key = |j: usize| Into::<f64>::into(row[j] - largest) + added(token, j) + 0.0;
         // Stable: of equal logits the lowest id first.
         order.sort_by(|a, b| key(*b).total_cmp(&key(*a)));
         let softmax = softmax(row).filter(|s| !Into::<f64>::into(s.p[0]).is_nan());

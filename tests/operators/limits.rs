@@ -1,7 +1,7 @@
 //! The ends of the range: logits as large as they may be, and results that a rounding would take past zero.
 
 use crate::contract::{given, value};
-use crate::harness::{Case, Data, Run, Which, composition, devices, run};
+use crate::harness::{Case, Data, Run, Which, composition, devices, draws, run};
 use crate::ptx::{clean, device};
 
 /// The documented limit of finite logits, of either sign.
@@ -92,6 +92,117 @@ fn roundings_do_not_cross_zero() {
             let what = format!("{which:?} {}", cpu.name());
             assert!(answer.logprobs.iter().all(|v| *v <= 0.0), "{what} {:?}", answer.logprobs);
             assert!(answer.entropy.iter().chain(&answer.divergence).all(|v| *v >= 0.0), "{what} {:?}", answer.entropy);
+        }
+    }
+}
+
+/// Logits 1, 2, 3 and far lower ones, with an offset, the same for all tokens.
+fn with_offset(which: Which, offset: f32) -> (Case, Data) {
+    let mut case = given(which, 3, 700);
+    case.bounds = vec![0, 250, 700];
+    let mut data = Data::random(&case);
+    for logits in &mut data.logits {
+        for row in logits.chunks_mut(700) {
+            row.fill(offset - 1000.0);
+            (row[0], row[300], row[699]) = (offset + 1.0, offset + 2.0, offset + 3.0);
+        }
+    }
+    data.ids.fill(300);
+    (case, data)
+}
+
+#[test]
+fn a_common_offset_of_the_logits_changes_nothing() {
+    let p = [0.090_030_573, 0.244_728_471, 0.665_240_956];
+    for offset in [0.0f32, 1e4, -1e4, 2.9e6, 6e6, 1e7, -1e7] {
+        for which in [Which::Logprobs, Which::Entropy, Which::Both, Which::Forward, Which::TopK(2)] {
+            let (case, data) = with_offset(which, offset);
+            let devices = devices(2).into_iter().chain(crate::harness::amx(2));
+            for cpu in devices {
+                let Run { answer, .. } = run(&cpu, &case, &data).unwrap();
+                let close = |got: &[f32], want: f64| {
+                    for got in got {
+                        let error = (f64::from(*got) - want).abs();
+                        assert!(error <= 2e-6, "{got} for {want}: {which:?} at {offset} on {}", cpu.name());
+                    }
+                };
+                match which {
+                    Which::TopK(_) => close(&answer.logprobs[..1], -0.407_605_964),
+                    _ => close(&answer.logprobs, -1.407_605_964),
+                }
+                close(&answer.entropy, 0.832_395_583);
+                close(&answer.divergence, 0.0);
+                if which == Which::Entropy {
+                    for (token, u) in data.rows.iter().enumerate() {
+                        let by_y = |p: f64| -p * (p.ln() + 0.832_395_583) * f64::from(*u);
+                        close(&answer.gradients[0].logits[token * 700 + 699..][..1], by_y(p[2]));
+                        close(&answer.gradients[0].logits[token * 700..][..1], by_y(p[0]));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn draws_do_not_know_a_common_offset() {
+    let at = |cpu: &vocabfuse_runtime::Cpu, logit: f32, bounds: &[usize]| {
+        let values = draws(cpu, &vec![logit; 4000], 4, bounds, 1);
+        assert!(values.iter().all(|v| v.ids == values[0].ids));
+        values[0].ids.clone()
+    };
+    for cpu in devices(2) {
+        let ids = at(&cpu, 0.0, &[0, 4]);
+        for id in 0..4 {
+            let count = ids.iter().filter(|i| **i == id).count();
+            assert!((200..300).contains(&count), "{count} of {id}");
+        }
+        for logit in [16_777_216.0, 1e7, 1e30, -1e8, 3e38] {
+            assert_eq!(at(&cpu, logit, &[0, 4]), ids, "{logit} on {}", cpu.name());
+            assert_eq!(at(&cpu, logit, &[0, 1, 3, 4]), ids, "{logit} on {}", cpu.name());
+        }
+    }
+}
+
+#[test]
+fn divergences_of_close_distributions_have_digits() {
+    for (offset, spread, bounds) in
+        [(0.0f32, 2e-3, vec![0, 32_000]), (0.3, 2e-3, vec![0, 9_999, 32_000]), (-5.0, 1e-4, vec![0, 32_000])]
+    {
+        for which in [Which::Forward, Which::Reverse] {
+            let case = Case { bounds: bounds.clone(), spread, ..given(which, 3, 32_000) };
+            let mut data = Data::random(&case);
+            data.logits[1].iter_mut().for_each(|y| *y += offset);
+            // The first classes differ more, and weigh next to nothing.
+            data.logits.iter_mut().for_each(|logits| logits.chunks_mut(32_000).for_each(|row| row[..64].fill(-20.0)));
+            data.logits[1].chunks_mut(32_000).for_each(|row| row[..64].fill(-21.0));
+            let truth = composition::<f64>(&case, &data).divergence;
+            for cpu in devices(2) {
+                let answer = run(&cpu, &case, &data).unwrap().answer;
+                for (got, want) in answer.divergence.iter().zip(&truth) {
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(error <= 3e-4 * want, "{got:e} for {want:e}: {which:?} {offset} on {}", cpu.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_length_of_the_vocabulary_costs_no_digits() {
+    for which in [Which::Logprobs, Which::Both] {
+        let case = Case { bounds: vec![0, 100_003], ..given(which, 2, 100_003) };
+        let mut data = Data::random(&case);
+        data.logits[0].fill(0.1);
+        data.ids.fill(5);
+        for cpu in devices(2) {
+            let answer = run(&cpu, &case, &data).unwrap().answer;
+            for got in &answer.logprobs {
+                assert!((f64::from(*got) + 11.512_955_5).abs() < 2e-6, "{got} on {}", cpu.name());
+            }
+            for got in &answer.entropy {
+                assert!((f64::from(*got) - 11.512_955_5).abs() < 4e-6, "{got} on {}", cpu.name());
+            }
         }
     }
 }

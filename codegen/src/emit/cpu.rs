@@ -7,7 +7,7 @@ use crate::loss::{Loss, Merge, OPERAND_FACTOR};
 use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
 use crate::place::Place;
 use crate::plan::cpu::{Tile, tile};
-use crate::program::{Kind, Program, Shape, Type, ValueId};
+use crate::program::{Kind, LARGEST_POWER, Program, Shape, Type, ValueId};
 use crate::render::render;
 use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target};
 use minijinja::value::Serde;
@@ -27,6 +27,7 @@ struct Field {
 pub(super) struct Names<'a> {
     pub(super) statistics: Vec<&'a str>,
     pub(super) identities: Vec<String>,
+    pub(super) sums: Vec<String>,
     pub(super) statistics_uniforms: Vec<&'a str>,
     pub(super) statistics_columns: Vec<&'a str>,
     pub(super) uniforms: Vec<&'a str>,
@@ -53,6 +54,8 @@ impl<'a> Names<'a> {
     pub(super) fn keep(&mut self, rules: &'a [(String, Merge)]) {
         self.statistics = rules.iter().map(|(name, _)| name.as_str()).collect();
         self.identities = rules.iter().map(|(_, rule)| RustSimd.constant(rule.identity())).collect();
+        let sums = rules.iter().enumerate().filter(|(_, (_, rule))| rule.is_sum());
+        self.sums = sums.map(|(index, _)| index.to_string()).collect();
     }
 
     pub(super) fn context(self) -> Value {
@@ -63,6 +66,7 @@ impl<'a> Names<'a> {
         let fields = vec![
             field("statistics", self.statistics),
             Field { name: "identities", texts: self.identities.join(", ") },
+            Field { name: "sums", texts: self.sums.join(", ") },
             field("statistics_uniforms", self.statistics_uniforms),
             field("statistics_columns", self.statistics_columns),
             field("uniforms", self.uniforms),
@@ -207,6 +211,7 @@ fn place_context(place: Place) -> Value {
     context! {
         tile => Value::from(Serde(&tile)),
         features => features,
+        largest_power => format!("{LARGEST_POWER:?}"),
         attribute => attribute,
     }
 }
@@ -241,8 +246,8 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 weigh => lowered(p, "w", &wanted)?,
                 statistics => Value::from(Serde(&statistics)),
                 mass => mass,
-                // f16 holds E up to 65504 = 2^16.
-                window => if f16 { "10.0" } else { "20.0" },
+                // f16 holds E up to 65504 = e^11.
+                window => if f16 { "6.9" } else { "13.8" },
                 window_reason => if f16 { ": f16 cannot hold more" } else { "" },
             }
         }

@@ -70,7 +70,7 @@ fn statistics_context(
     let maps = (0..references).map(|r| lowered(program, "m", &elements(program.referenced(r))));
     let maps: Vec<Value> = maps.collect::<Result<_, _>>()?;
     let top = program.top().map(|_| values.len());
-    let wanted = values.iter().copied().chain(program.top().into_iter().flat_map(|(key, value)| [key, value]));
+    let wanted = values.iter().copied().chain(program.top().into_iter().flat_map(|(value, noise)| [value, noise]));
     let selected: Vec<ValueId> = program.selected().map(|(_, v)| v).collect();
     Ok(context! {
         maps,

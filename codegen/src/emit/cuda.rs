@@ -8,7 +8,7 @@ use crate::loss::{Loss, OPERAND_FACTOR};
 use crate::lower::{Cuda, Fragment, Lowering, lower};
 use crate::manifest::{Bindings, Entry, Parameter, Type, abi_hash};
 use crate::plan::sm80::{self, plan};
-use crate::program::{Input, NO_REFERENCE, Op, Program, Shape, ValueId};
+use crate::program::{Input, LARGEST_POWER, NO_REFERENCE, Op, Program, Shape, ValueId};
 use crate::render::render;
 use crate::spec::{Dtype, KernelKind, KernelSpec};
 use minijinja::value::Serde;
@@ -74,6 +74,7 @@ pub(super) fn render_kernel(
         tile => Value::from(Serde(&plan(spec.kernel, spec.dtype))),
         chunk => spec.chunk,
         no_reference => format!("{NO_REFERENCE:e}"),
+        largest_power => format!("{LARGEST_POWER:?}"),
         skip_rows => sm80::TILE_TOKENS,
         skip_columns => sm80::TILE_COLUMNS,
         ..product_context(spec.kernel)
@@ -134,8 +135,8 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 statistics => Value::from(Serde(&statistics)),
                 map => map,
                 weigh => lowered(p, "w", &wanted)?,
-                // f16 holds E up to 65504 = 2^16.
-                window => if f16 { "10.0" } else { "20.0" },
+                // f16 holds E up to 65504 = e^11.
+                window => if f16 { "6.9" } else { "13.8" },
                 window_reason => if f16 { ": f16 cannot hold more" } else { "" },
                 ..scratch_context(spec, &staged, rows)
             }

@@ -108,7 +108,12 @@ impl Interface {
                 let selected: List =
                     if program.selected().next().is_some() { &[("selected", Write(F32))] } else { &[] };
                 let top: List = if program.top().is_some() {
-                    &[("top_slots", Int), ("top_keys", Write(F32)), ("top_values", Write(F32)), ("top_ids", Write(I32))]
+                    &[
+                        ("top_slots", Int),
+                        ("top_values", Write(F32)),
+                        ("top_noise", Write(F32)),
+                        ("top_ids", Write(I32)),
+                    ]
                 } else {
                     &[]
                 };
@@ -159,7 +164,7 @@ fn statistics_context(operator: &Operator) -> Result<Value, Error> {
         maps => (0..references).map(map).collect::<Result<Vec<_>, _>>()?,
         weigh => lowered(program, "w", &elements(values))?,
         chosen => lowered(program, "c", &elements(selected.iter().copied()))?,
-        ranked => lowered(program, "t", &elements(program.top().into_iter().flat_map(|(key, value)| [key, value])))?,
+        ranked => lowered(program, "t", &elements(program.top().into_iter().flat_map(|(value, noise)| [value, noise])))?,
         selected => !selected.is_empty(),
         random => program.reads(&Input::Random),
         top => program.top().is_some(),

@@ -19,12 +19,26 @@ pub(super) struct Statistic {
     value: usize,
     /// Position of what it selects, for [`Merge::ArgMax`].
     id: Option<usize>,
-    /// Reference that it is relative to.
-    reference: usize,
+    /// Reference that it is relative to, if there is one.
+    reference: Option<usize>,
     /// Position in the state of the sum of the weights of a moment.
     sum: usize,
     /// How often each reference is added to the distances of a moment.
     shifts: [i8; DISTRIBUTIONS],
+    /// Of a divergence.
+    divergence: Option<Divergence>,
+    /// Position in the state of what roundings of the sum have lost, if it is a sum: behind all statistics.
+    lost: Option<usize>,
+}
+
+/// What a divergence is made of: positions of its values among the results, and of the sums of its weights in the state.
+#[derive(Serialize)]
+struct Divergence {
+    p: usize,
+    q: usize,
+    log_ratio: usize,
+    p_sum: usize,
+    q_sum: usize,
 }
 
 /// Statistics of a program with some references, in order, and the values that a lowered program has to give for them.
@@ -34,25 +48,42 @@ pub(super) fn statistics(
     lowering: &dyn Lowering,
 ) -> (Vec<Statistic>, Vec<ValueId>) {
     let (mut statistics, mut values) = (vec![], vec![]);
-    for ((slot, (_, merge)), (_, output)) in (references..).zip(program.rules()).zip(program.row_outputs()) {
-        values.push(output);
-        let value = values.len();
-        let id = match *program.op(output) {
-            Op::ArgMax(_, id) => {
-                values.push(id);
-                Some(values.len())
+    let rules = program.rules();
+    let mut lost = references + rules.len()..;
+    for ((slot, (_, merge)), (_, output)) in (references..).zip(rules.clone()).zip(program.row_outputs()) {
+        let mut position = |value: ValueId| {
+            values.push(value);
+            values.len()
+        };
+        let (mut id, mut divergence) = (None, None);
+        let value = match (program.op(output), merge) {
+            (Op::Divergence { p, q, log_ratio }, Merge::Divergence { p: p_sum, q: q_sum }) => {
+                let [p, q, log_ratio] = [*p, *q, *log_ratio].map(&mut position);
+                divergence = Some(Divergence { p, q, log_ratio, p_sum: references + p_sum, q_sum: references + q_sum });
+                p
             }
-            _ => None,
+            (Op::ArgMax(_, of), _) => {
+                let value = position(output);
+                id = Some(position(*of));
+                value
+            }
+            _ => position(output),
         };
+        let none = [0; DISTRIBUTIONS];
         let (rule, reference, sum, shifts) = match merge {
-            Merge::Sum => ("Sum", 0, 0, [0; DISTRIBUTIONS]),
-            Merge::Max => ("Max", 0, 0, [0; DISTRIBUTIONS]),
-            Merge::ArgMax => ("ArgMax", 0, 0, [0; DISTRIBUTIONS]),
-            Merge::ScaledSum { reference } => ("ScaledSum", reference, 0, [0; DISTRIBUTIONS]),
+            Merge::Sum => ("Sum", None, 0, none),
+            Merge::Max => ("Max", None, 0, none),
+            Merge::ArgMax => ("ArgMax", None, 0, none),
+            Merge::ScaledSum { reference } => ("ScaledSum", Some(reference), 0, none),
             Merge::Moment { reference, sum, shifts } => ("Moment", reference, references + sum, shifts),
+            Merge::Divergence { p, .. } => match rules[p].1 {
+                Merge::ScaledSum { reference } => ("Divergence", Some(reference), 0, none),
+                _ => ("Divergence", None, 0, none),
+            },
         };
+        let lost = if merge.is_sum() { lost.next() } else { None };
         let identity = lowering.constant(merge.identity());
-        statistics.push(Statistic { rule, slot, identity, value, id, reference, sum, shifts });
+        statistics.push(Statistic { rule, slot, identity, value, id, reference, sum, shifts, divergence, lost });
     }
     (statistics, values)
 }

@@ -73,16 +73,21 @@ impl CrossEntropyForm {
         let g = Graph::new(&format!("{}.statistics", self.name()));
         let (y, slope) = self.capped(&g);
         let exists = g.column_id().less_than(g.classes());
-        if self.smoothing {
-            // A class without weight may be masked: it has no share, and not zero times -inf.
-            let weight = exists.select(g.column("class_weight"), 0.0);
-            g.row_output("weighted_logits", weight.equals(0.0).select(0.0, weight * y).sum());
-        }
         let y = exists.select(y, f32::NEG_INFINITY);
         let is_target = g.column_id().equals(g.target());
         let rest = is_target.select(f32::NEG_INFINITY, y).exp_above(g.reference());
         g.row_output("rest", rest.sum());
         g.row_output("target_logit", is_target.select(y, 0.0).sum());
+        if self.smoothing {
+            // The target is apart here too, since the reference does not know it.
+            let share = exists.select(g.column("class_weight") * g.uniform("smoothing_share"), 0.0);
+            let of_rest = is_target.select(0.0, share);
+            g.row_output("target_share", is_target.select(share, 0.0).sum());
+            g.row_output("rest_share", of_rest.sum());
+            // A class without a share may be masked: it adds nothing, and not zero times -inf.
+            let distance = of_rest * y.above(g.reference());
+            g.row_output("rest_distance", of_rest.equals(0.0).select(0.0, distance).sum());
+        }
         if let Some(slope) = slope {
             g.row_output("target_slope", is_target.select(slope, 0.0).sum());
         }
@@ -111,13 +116,16 @@ impl CrossEntropyForm {
         let g = Graph::new(&format!("{}.finish", self.name()));
         let softmax = Softmax::of(&g);
         let (scale, hard) = (g.uniform("logit_scale"), g.row("hard"));
-        // So may a target.
-        let mut loss = hard.equals(0.0).select(0.0, hard * softmax.cross_entropy);
+        let hard_and_share = if self.smoothing { hard + g.row("target_share") } else { hard };
+        // A target without weight may be masked, and then there may be no others.
+        let mut loss = hard_and_share.equals(0.0).select(0.0, hard_and_share * softmax.cross_entropy);
         // What p is multiplied by besides `hard`.
         let mut soft = g.uniform("z_loss") * 2.0 * softmax.lse;
         if self.smoothing {
-            let share = g.uniform("smoothing_share");
-            loss = loss + (g.uniform("smoothing_total") * softmax.lse - share * g.row("weighted_logits"));
+            // Σ s_j (lse - y_j) over the other classes, with both measured from the reference.
+            let share = g.row("rest_share");
+            let rest = share * softmax.log_total - g.row("rest_distance");
+            loss = loss + share.equals(0.0).select(0.0, rest);
             soft = soft + g.uniform("smoothing_total");
         }
         loss = loss + g.uniform("z_loss") * softmax.lse * softmax.lse;
@@ -182,6 +190,8 @@ pub struct Softmax<'g> {
     pub p_rest: Expr<'g>,
     /// lse - y_target, with full relative precision.
     pub cross_entropy: Expr<'g>,
+    /// Logarithm of the sum of e^y, measured from the reference.
+    pub log_total: Expr<'g>,
     /// Logarithm of the sum of e^y.
     pub lse: Expr<'g>,
 }
@@ -195,7 +205,8 @@ impl<'g> Softmax<'g> {
         let unlikely = e_target.less_than(rest);
         // Both forms are exact; each is used where it does not overflow.
         let near = (rest / e_target).ln_1p();
-        let far = total.ln() - target_logit.above(reference);
+        let above = target_logit.above(reference);
+        let far = total.ln() - above;
         let p_rest = rest / total;
         Softmax {
             dead: total.equals(0.0),
@@ -203,6 +214,7 @@ impl<'g> Softmax<'g> {
             p_target: unlikely.select(e_target / total, g.constant(1.0) - p_rest),
             p_rest,
             cross_entropy: unlikely.select(far, near),
+            log_total: unlikely.select(total.ln(), above + near),
             lse: unlikely.select(total.ln() - g.constant(0.0).above(reference), target_logit + near),
         }
     }

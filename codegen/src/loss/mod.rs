@@ -8,6 +8,7 @@ pub use crate::program::Merge;
 use crate::program::{Input, Op, Program, ProgramError};
 use crate::spec::KernelKind;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// A per-token loss over the vocabulary, as row programs.
 ///
@@ -79,6 +80,10 @@ impl Loss {
                 return missing(format!("the finish program has no row output {OPERAND_FACTOR:?}"));
             }
         }
+        // The rules of offsets hold across programs: what is a logit in one is a logit in the next.
+        let statistics = self.statistics.offsets(&BTreeMap::new(), "")?;
+        let results = self.finish.offsets(&statistics, "")?;
+        self.gradient.offsets(&results, "")?;
         for program in std::iter::once(&self.statistics).chain(&self.operand) {
             if !program.row_inputs().is_empty() {
                 return missing(format!("program {} reads row inputs", program.name()));

@@ -68,7 +68,7 @@ impl Lowering for Cuda {
             Op::Compare(Compare::Eq, ..) => infix("=="),
             Op::Compare(Compare::Lt, ..) => infix("<"),
             Op::Select(..) => format!("{} ? {} : {}", text(0), text(1), text(2)),
-            Op::Input(_) | Op::Const(_) | Op::Reduce(..) | Op::ArgMax(..) => return None,
+            Op::Input(_) | Op::Const(_) | Op::Reduce(..) | Op::ArgMax(..) | Op::Divergence { .. } => return None,
         })
     }
 

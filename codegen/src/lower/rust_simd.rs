@@ -71,7 +71,7 @@ impl Lowering for RustSimd {
                 return Some(format!("if {} {{ {} }} else {{ {} }}", operands[0].text, text[1], text[2]));
             }
             (Op::Select(..), _) => "select",
-            (Op::Input(_) | Op::Const(_) | Op::Reduce(..) | Op::ArgMax(..), _) => return None,
+            (Op::Input(_) | Op::Const(_) | Op::Reduce(..) | Op::ArgMax(..) | Op::Divergence { .. }, _) => return None,
         };
         // Scalar forms live beside the vector forms under the module `scalar_ops` of each prelude.
         let module = if is_vector(ty.shape) { "" } else { "scalar_ops::" };

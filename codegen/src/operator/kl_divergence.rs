@@ -1,6 +1,7 @@
 //! KL(P || Q) = Σ p (log p - log q) of two distributions with logits of their own: distribution 0 is P, 1 is Q.
 //!
-//! With y' relative to the references, moment = Σ e^(y'_P) (y'_P - y'_Q), it is moment / total_P - ln total_P + ln total_Q.
+//! Where P and Q are close, log p - log q is a difference of large numbers for every class. So the statistic is a sum of
+//! p φ(log q - log p) with φ(u) = e^u - 1 - u, of which no term is negative, and which adds up to the same.
 
 use super::{Operator, Softmax};
 use crate::program::{Graph, Program, ProgramError};
@@ -19,7 +20,7 @@ fn statistics() -> Result<Program, ProgramError> {
     let (p, q) = (Softmax::new(&g, 0), Softmax::new(&g, 1));
     g.row_output("p_total", p.e.sum());
     g.row_output("q_total", q.e.sum());
-    g.row_output("moment", (p.e * (p.above - q.above)).sum());
+    g.row_output("divergence", p.e.divergence(q.e, q.above - p.above));
     // Whether P has mass where Q has none, were it so little that it is zero in f32.
     let q_masked = q.y.equals(f32::NEG_INFINITY).select(1.0, 0.0);
     g.row_output("outside", p.y.equals(f32::NEG_INFINITY).select(0.0, q_masked).largest());
@@ -30,22 +31,21 @@ fn finish() -> Result<Program, ProgramError> {
     let g = Graph::new("kl_divergence.finish");
     let (p_total, q_total) = (g.row("p_total"), g.row("q_total"));
     let outside = g.constant(0.0).less_than(g.row("outside"));
-    let shift = p_total.ln() - q_total.ln();
-    // A rounding may take it below 0, where no divergence is. A NaN among the logits stays one.
-    let divergence = (g.row("moment") / p_total - shift).max(0.0);
-    let divergence = outside.select((p_total + q_total) * f32::INFINITY, divergence);
+    let divergence = g.row("divergence") / p_total;
+    // A NaN among the logits stays one.
+    let whole = outside.select((p_total + q_total) * f32::INFINITY, divergence);
     let alive = |yes, no: f32| {
         let p_dead = p_total.equals(0.0).select(no, yes);
         q_total.equals(0.0).select(no, p_dead)
     };
-    g.row_output("divergence", alive(divergence, f32::NAN));
+    g.row_output("divergence", alive(whole, f32::NAN));
     g.row_output("p_inverse", alive(g.constant(1.0) / p_total, 0.0));
     g.row_output("q_inverse", alive(g.constant(1.0) / q_total, 0.0));
     // An infinite divergence has a derivative by Q, but none by P.
     let finite = |yes| outside.select(0.0, alive(yes, 0.0));
     g.row_output("p_factor", finite(g.constant(1.0) / p_total));
-    // log p - log q - divergence is y'_P - y'_Q - center.
-    g.row_output("center", finite(g.row("moment") / p_total));
+    // log p - log q - divergence is y'_P - y'_Q - center, with y' relative to the references.
+    g.row_output("center", finite(divergence + (p_total.ln() - q_total.ln())));
     g.finish()
 }
 

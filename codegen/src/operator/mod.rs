@@ -13,8 +13,9 @@ mod top_k;
 
 pub use logits::LogitsForm;
 
-use crate::program::{DISTRIBUTIONS, Expr, Graph, Input, LARGEST_LOGIT, Program, ProgramError};
+use crate::program::{DISTRIBUTIONS, Expr, Graph, Input, Program, ProgramError};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// An operator as row programs. All read logits to which every option has been applied, see [`LogitsForm`].
 ///
@@ -108,7 +109,10 @@ impl Operator {
         if self.finish.reads(&Input::Reference(1)) {
             return wrong("the finish program reads the second reference".to_owned());
         }
+        let statistics = self.statistics.offsets(&BTreeMap::new(), TOP_VALUE)?;
+        let offsets = self.finish.offsets(&statistics, "")?;
         for gradient in &self.gradients {
+            gradient.offsets(&offsets, "")?;
             if gradient.store().is_none() {
                 return wrong(format!("program {} stores nothing", gradient.name()));
             }
@@ -125,8 +129,8 @@ impl Operator {
     }
 }
 
-/// A logit that stands for -inf where a product with zero must be zero: below any other, and yet a number.
-const LOWEST: f32 = -LARGEST_LOGIT;
+/// A distance that stands for -inf where a product with zero must be zero: below any with a weight, and yet a number.
+const FARTHEST: f32 = -1e38;
 
 /// The softmax of a distribution while its reference may still move.
 struct Softmax<'g> {
@@ -150,7 +154,7 @@ impl<'g> Softmax<'g> {
 
     fn relative_to(g: &'g Graph, distribution: usize, reference: Expr<'g>) -> Softmax<'g> {
         let y = g.logit_of(distribution);
-        Softmax { y, e: y.exp_above(reference), above: y.max(LOWEST).above(reference) }
+        Softmax { y, e: y.exp_above(reference), above: y.above(reference).max(FARTHEST) }
     }
 
     /// The derivative by the raw dot product from that by y; nothing where y is -inf.

@@ -12,7 +12,7 @@ pub(super) fn sample() -> Result<Operator, ProgramError> {
     g.row_output("total", softmax.e.sum());
     // -ln of a uniform number is exponentially distributed, and -ln of that is Gumbel noise.
     let exponential = -((-g.random().min(BELOW_ONE)).ln_1p());
-    g.top(softmax.y - exponential.ln(), softmax.y);
+    g.top(softmax.y, -exponential.ln());
     let statistics = g.finish()?;
     Ok(Operator { name: "sample".to_owned(), statistics, finish: top_k::finish("sample")?, gradients: vec![] })
 }

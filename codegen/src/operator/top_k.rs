@@ -7,7 +7,7 @@ pub(super) fn top_k() -> Result<Operator, ProgramError> {
     let g = Graph::new("top_k.statistics");
     let softmax = Softmax::new(&g, 0);
     g.row_output("total", softmax.e.sum());
-    g.top(softmax.y, softmax.y);
+    g.top(softmax.y, g.constant(0.0));
     let statistics = g.finish()?;
     Ok(Operator { name: "top_k".to_owned(), statistics, finish: finish("top_k")?, gradients: vec![] })
 }

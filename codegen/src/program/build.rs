@@ -165,8 +165,8 @@ impl Graph {
     }
 
     /// [`Output::Top`].
-    pub fn top(&self, key: Expr<'_>, value: Expr<'_>) {
-        self.output(Output::Top { key: key.id, value: value.id });
+    pub fn top(&self, value: Expr<'_>, noise: Expr<'_>) {
+        self.output(Output::Top { value: value.id, noise: noise.id });
     }
 
     /// Verifies and closes the program.
@@ -249,12 +249,12 @@ impl<'g> Expr<'g> {
         self.binary(Binary::Min, other)
     }
 
-    /// self - reference ln 2, see [`Binary::Above`].
+    /// The distance from the place of a reference, see [`Binary::Above`].
     pub fn above(self, reference: impl Operand<'g>) -> Expr<'g> {
         self.binary(Binary::Above, reference)
     }
 
-    /// e^self / 2^reference, see [`Binary::ExpAbove`].
+    /// e to the distance from the place of a reference, see [`Binary::ExpAbove`].
     pub fn exp_above(self, reference: impl Operand<'g>) -> Expr<'g> {
         self.binary(Binary::ExpAbove, reference)
     }
@@ -294,6 +294,11 @@ impl<'g> Expr<'g> {
     /// `id` at the column where self is largest, see [`Op::ArgMax`].
     pub fn id_of_largest(self, id: Expr<'g>) -> Expr<'g> {
         self.graph.push(Op::ArgMax(self.id, id.id))
+    }
+
+    /// The divergence of weights self from weights q, see [`Op::Divergence`].
+    pub fn divergence(self, q: Expr<'g>, log_ratio: Expr<'g>) -> Expr<'g> {
+        self.graph.push(Op::Divergence { p: self.id, q: q.id, log_ratio: log_ratio.id })
     }
 
     /// Maximum over the columns of the row.

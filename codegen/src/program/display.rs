@@ -47,6 +47,7 @@ impl fmt::Display for Program {
                 Op::Select(..) => "select".to_owned(),
                 Op::Reduce(op, _) => format!("row_{}", word(op)),
                 Op::ArgMax(..) => "row_argmax".to_owned(),
+                Op::Divergence { .. } => "row_divergence".to_owned(),
             };
             let operands: String = op.operands().iter().map(|v| format!(" {v}")).collect();
             writeln!(f, "  %{index}: {} {} = {text}{operands}", word(ty.shape), word(ty.kind))?;
@@ -57,7 +58,7 @@ impl fmt::Display for Program {
                 Output::Store(v) => writeln!(f, "  store <- {v}")?,
                 Output::ColumnGradient(name, v) => writeln!(f, "  column gradient {name} <- {v}")?,
                 Output::Selected(name, v) => writeln!(f, "  selected {name} <- {v}")?,
-                Output::Top { key, value } => writeln!(f, "  top <- {key} with {value}")?,
+                Output::Top { value, noise } => writeln!(f, "  top <- {value} with noise {noise}")?,
             }
         }
         Ok(())

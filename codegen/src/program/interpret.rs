@@ -64,10 +64,10 @@ pub struct Interpretation {
 pub struct Pick {
     /// Column of the shard.
     pub column: i64,
-    /// What was compared.
-    pub key: f64,
     /// What is handed out.
     pub value: f64,
+    /// What was added for the comparison.
+    pub noise: f64,
 }
 
 impl Program {
@@ -103,8 +103,8 @@ impl Program {
                     let rows = rows.map(|(row, ids)| ids.iter().map(|(id, _)| at(row, *id)).collect()).collect();
                     out.selected.insert(name.clone(), rows);
                 }
-                Output::Top { key, value } => {
-                    out.top = (0..tile.rows).map(|row| values.top(self, row, *key, *value)).collect();
+                Output::Top { value, noise } => {
+                    out.top = (0..tile.rows).map(|row| values.top(self, row, *value, *noise)).collect();
                 }
             }
         }
@@ -132,12 +132,19 @@ impl<'a> Values<'a> {
         self.values[value][row.min(rows - 1) * columns + column.min(columns - 1)]
     }
 
-    fn top(&self, program: &Program, row: usize, key: ValueId, value: ValueId) -> Vec<Pick> {
+    fn top(&self, program: &Program, row: usize, value: ValueId, noise: ValueId) -> Vec<Pick> {
         let at = |v: ValueId, column| self.get(program, v.index(), row, column);
-        let pick = |c: usize| Pick { column: self.tile.first_column + c as i64, key: at(key, c), value: at(value, c) };
+        let pick =
+            |c: usize| Pick { column: self.tile.first_column + c as i64, value: at(value, c), noise: at(noise, c) };
         let mut picks: Vec<Pick> = (0..self.tile.columns).map(pick).collect();
+        // Measured from the largest value, a common offset of the values has no part in the order.
+        let largest = picks.iter().map(|pick| pick.value).filter(|v| v.is_finite()).fold(f64::NEG_INFINITY, f64::max);
+        let key = |pick: &Pick| {
+            let distance = if largest.is_finite() { pick.value - largest } else { pick.value };
+            distance + pick.noise + 0.0
+        };
         // A stable order: of equal keys, 0 and -0 among them, the lowest column comes first.
-        picks.sort_by(|a, b| (b.key + 0.0).total_cmp(&(a.key + 0.0)));
+        picks.sort_by(|a, b| key(b).total_cmp(&key(a)));
         picks.truncate(self.tile.top);
         picks
     }
@@ -203,8 +210,8 @@ impl<'a> Values<'a> {
                     Binary::Div => a / b,
                     Binary::Max => larger(a, b),
                     Binary::Min => -larger(-a, -b),
-                    Binary::Above => a - b * std::f64::consts::LN_2,
-                    Binary::ExpAbove => (a - b * std::f64::consts::LN_2).exp(),
+                    Binary::Above => a - super::place(b),
+                    Binary::ExpAbove => (a - super::place(b)).exp(),
                 }
             }
             Op::MulAdd(a, b, c) => at(*a) * at(*b) + at(*c),
@@ -224,6 +231,11 @@ impl<'a> Values<'a> {
                     Reduce::Max => columns.fold(f64::NEG_INFINITY, larger),
                 }
             }
+            Op::Divergence { p, q, log_ratio } => {
+                let at = |v: &ValueId, c| self.get(program, v.index(), row, c);
+                let sum = |v: &ValueId| (0..tile.columns).map(|c| at(v, c)).sum::<f64>();
+                divergence((0..tile.columns).map(|c| [at(p, c), at(q, c), at(log_ratio, c)]), sum(p), sum(q))
+            }
             Op::ArgMax(key, id) => {
                 let at = |v: super::ValueId, c| self.get(program, v.index(), row, c);
                 let best = (0..tile.columns).fold((f64::NEG_INFINITY, -1.0), |best, c| {
@@ -239,4 +251,23 @@ impl<'a> Values<'a> {
 // `f64::max` drops a NaN; a kernel must not, so neither does the definition.
 fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
+// See [`Op::Divergence`]; nothing where one of the sums is nothing.
+fn divergence(terms: impl Iterator<Item = [f64; 3]>, p_sum: f64, q_sum: f64) -> f64 {
+    if p_sum == 0.0 || q_sum == 0.0 {
+        return 0.0;
+    }
+    let all = (q_sum / p_sum).ln();
+    let term = |[p, q, log_ratio]: [f64; 3]| {
+        let u = log_ratio - all;
+        if p == 0.0 {
+            q * p_sum / q_sum
+        } else if u.abs() < 0.5 {
+            p * (u.exp_m1() - u)
+        } else {
+            q * p_sum / q_sum - p - p * u
+        }
+    };
+    terms.map(term).sum()
 }

@@ -8,24 +8,22 @@ mod build;
 mod display;
 mod interpret;
 mod movement;
+mod offset;
 mod random;
+mod reference;
 mod verify;
 
 pub use build::{Expr, Graph};
 pub use interpret::{Interpretation, Pick, Tile};
 pub use movement::Merge;
+pub use offset::Offset;
 pub use random::{keys, uniform};
+pub use reference::{LARGEST_POWER, NO_REFERENCE, ROW_FORMAT, place, reference_of};
 pub use verify::ProgramError;
 
 use movement::Movement;
 use serde::Serialize;
-
-/// The reference of a row that has seen no finite logit, in log2 units: -2^127. It is below all logits up to
-/// [`LARGEST_LOGIT`] in size, its negative is above them, and all differences among these three are finite.
-pub const NO_REFERENCE: f32 = -1.701_411_8e38;
-
-/// Size up to which a finite logit of either sign is an ordinary number.
-pub const LARGEST_LOGIT: f32 = 1e38;
+use std::collections::BTreeMap;
 
 /// Distributions over the vocabulary that a program can read: logits and references 0 and 1.
 pub const DISTRIBUTIONS: usize = 2;
@@ -98,7 +96,7 @@ pub enum Input {
     Classes,
     /// Id of the token's target within the shard, negative when another shard owns it, `Row` i32.
     Target,
-    /// The row's current reference for the logits of a distribution, an integer in log2 units, `Row` f32.
+    /// The row's current reference for the logits of a distribution, see [`place`], `Row` f32.
     Reference(usize),
     /// Sum of the weights of the token's selected ids that are this column, `Element` f32: zero nearly everywhere.
     Selected,
@@ -160,9 +158,9 @@ pub enum Binary {
     Max,
     /// The smaller; NaN if either is.
     Min,
-    /// a - b ln 2, with no precision lost to the size of an integer b.
+    /// The distance of a logit a from the place of a reference b, see [`place`]; exact where it is small.
     Above,
-    /// e^a / 2^b, with no precision lost to the size of an integer b.
+    /// e to that distance.
     ExpAbove,
 }
 
@@ -186,7 +184,7 @@ pub enum Reduce {
 
 /// Whether an operation runs over the columns of a row.
 fn reduces(op: &Op) -> bool {
-    matches!(op, Op::Reduce(..) | Op::ArgMax(..))
+    matches!(op, Op::Reduce(..) | Op::ArgMax(..) | Op::Divergence { .. })
 }
 
 /// One operation.
@@ -211,6 +209,17 @@ pub enum Op {
     /// The second at the column where the first is largest, at the first such column; -1 if none exceeds -inf. A reduction
     /// over columns.
     ArgMax(ValueId, ValueId),
+    /// Σ p φ(log_ratio - ln(Σq / Σp)) with φ(u) = e^u - 1 - u: the sum of the weights p times the divergence of the
+    /// distribution p / Σp from q / Σq. No term is negative, so that a small divergence has as many digits as a large one. A
+    /// reduction over columns.
+    Divergence {
+        /// Weights relative to one reference.
+        p: ValueId,
+        /// Weights relative to another one.
+        q: ValueId,
+        /// ln(q / p).
+        log_ratio: ValueId,
+    },
 }
 
 impl Op {
@@ -221,6 +230,7 @@ impl Op {
             Op::Unary(_, a) | Op::Reduce(_, a) => vec![a],
             Op::Binary(_, a, b) | Op::Compare(_, a, b) | Op::ArgMax(a, b) => vec![a, b],
             Op::MulAdd(a, b, c) | Op::Select(a, b, c) => vec![a, b, c],
+            Op::Divergence { p, q, log_ratio } => vec![p, q, log_ratio],
         }
     }
 }
@@ -236,12 +246,13 @@ pub enum Output {
     ColumnGradient(String, ValueId),
     /// A named element value at each of the token's selected ids: one a slot, zero where another shard has the column.
     Selected(String, ValueId),
-    /// The columns of the largest keys: id, key and value of each, the largest first; of equal keys the lowest id first.
+    /// The columns of the largest value + noise: id and value of each, the largest first; of equal ones the lowest id first.
+    /// Two columns are compared by (value - value') + (noise - noise'), so that a common offset of the values changes nothing.
     Top {
-        /// What is compared.
-        key: ValueId,
-        /// What is handed out beside it.
+        /// What is handed out.
         value: ValueId,
+        /// What is added for the comparison.
+        noise: ValueId,
     },
 }
 
@@ -250,7 +261,7 @@ impl Output {
     pub fn value(&self) -> ValueId {
         match self {
             Output::Row(_, v) | Output::Store(v) | Output::ColumnGradient(_, v) | Output::Selected(_, v) => *v,
-            Output::Top { key, .. } => *key,
+            Output::Top { value, .. } => *value,
         }
     }
 }
@@ -338,9 +349,11 @@ impl Program {
             .filter_map(|o| if let Output::Selected(name, v) = o { Some((name.as_str(), *v)) } else { None })
     }
 
-    /// Key and value of the largest columns, if the program asks for them.
+    /// Value and noise of the largest columns, if the program asks for them.
     pub fn top(&self) -> Option<(ValueId, ValueId)> {
-        self.outputs.iter().find_map(|o| if let Output::Top { key, value } = o { Some((*key, *value)) } else { None })
+        self.outputs
+            .iter()
+            .find_map(|o| if let Output::Top { value, noise } = o { Some((*value, *noise)) } else { None })
     }
 
     /// Whether the program reads an input.
@@ -367,6 +380,25 @@ impl Program {
     /// Row outputs in order, each with its rule of merging over tiles and ranks.
     pub fn rules(&self) -> Vec<(String, Merge)> {
         movement::rules(&self.ops, &self.outputs)
+    }
+
+    /// How much of the common offset of the logits each named row output and value at selected ids carries, and
+    /// the largest columns under `top`. `rows` says what the row inputs carry.
+    ///
+    /// # Errors
+    /// [`ProgramError::Offset`] if the program forms differences of values that carry the offset.
+    pub fn offsets(
+        &self,
+        rows: &BTreeMap<String, Offset>,
+        top: &str,
+    ) -> Result<BTreeMap<String, Offset>, ProgramError> {
+        let offsets = verify::offsets(&self.ops, rows)?;
+        let named = |output: &Output| match output {
+            Output::Row(name, v) | Output::Selected(name, v) => Some((name.clone(), offsets[v.index()])),
+            Output::Top { value, .. } => Some((top.to_owned(), offsets[value.index()])),
+            Output::Store(_) | Output::ColumnGradient(..) => None,
+        };
+        Ok(self.outputs.iter().filter_map(named).collect())
     }
 
     /// Whether a value is multiplied by a power of two when a reference moves.

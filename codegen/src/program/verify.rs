@@ -1,7 +1,9 @@
 //! The rules of row programs.
 
 use super::movement::{Movement, movements};
+use super::offset::{self, Offset};
 use super::{Binary, DISTRIBUTIONS, Input, Kind, Op, Output, Reduce, Shape, Type, Unary, ValueId, reduces};
+use std::collections::BTreeMap;
 
 /// A broken rule. `value` is printed as in the text form of the program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +65,16 @@ pub enum ProgramError {
         /// The reading value.
         value: usize,
     },
+    /// A difference of logits themselves, or a sum of many of them: with a large common offset no digit of it is left.
+    #[error(
+        "%{value} {what} values that carry the common offset of the logits; measure them from the reference (`above`) first"
+    )]
+    Offset {
+        /// The value.
+        value: usize,
+        /// What it does with them, in words.
+        what: &'static str,
+    },
     /// An output of the wrong type.
     #[error("output {name:?} expects {expected}, got {found:?}")]
     Output {
@@ -94,7 +106,16 @@ pub(super) fn verify(ops: &[Op], outputs: &[Output]) -> Result<Vec<Type>, Progra
     }
     check_reference(ops, &types)?;
     check_outputs(ops, outputs, &types)?;
+    offsets(ops, &BTreeMap::new())?;
     Ok(types)
+}
+
+/// See [`super::Program::offsets`].
+pub(super) fn offsets(ops: &[Op], rows: &BTreeMap<String, Offset>) -> Result<Vec<Offset>, ProgramError> {
+    offset::offsets(ops, rows).map_err(|loss| match loss {
+        offset::Loss::Cancels(value) => ProgramError::Offset { value, what: "forms a difference of" },
+        offset::Loss::Sums(value) => ProgramError::Offset { value, what: "adds up" },
+    })
 }
 
 fn infer(value: usize, op: &Op, types: &[Type]) -> Result<Type, ProgramError> {
@@ -129,7 +150,7 @@ fn infer(value: usize, op: &Op, types: &[Type]) -> Result<Type, ProgramError> {
             }
             Kind::F32
         }
-        Op::Reduce(..) | Op::ArgMax(..) => {
+        Op::Reduce(..) | Op::ArgMax(..) | Op::Divergence { .. } => {
             if kinds.iter().any(|k| *k != Kind::F32) {
                 return Err(kind_error("f32"));
             }
@@ -199,7 +220,11 @@ fn check_movement(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), 
         let (movement, op) = (movements[value], &ops[value]);
         let moves = || Err(ProgramError::ReferenceUsed { value });
         match (output, movement) {
+            (Output::Top { noise, .. }, _) if movements[noise.index()] != Movement::Fixed => return moves(),
             (_, Movement::Fixed) => {}
+            (Output::Row(name, _), _) if matches!(op, Op::Divergence { .. }) => {
+                check_divergence(name, op, outputs, ops, &movements)?
+            }
             (Output::Row(name, _), _) if matches!(op, Op::Reduce(Reduce::Max, _)) => {
                 return Err(ProgramError::Outputs(format!(
                     "{name:?} is a maximum of values relative to the reference, which moves"
@@ -218,6 +243,38 @@ fn check_movement(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), 
         }
     }
     Ok(())
+}
+
+// A divergence merges by the sums of its weights, which must be outputs of their own.
+fn check_divergence(
+    name: &str,
+    op: &Op,
+    outputs: &[Output],
+    ops: &[Op],
+    movements: &[Movement],
+) -> Result<(), ProgramError> {
+    let Op::Divergence { p, q, log_ratio } = *op else { return Ok(()) };
+    let summed = |weight: ValueId| {
+        outputs
+            .iter()
+            .any(|o| matches!(o, Output::Row(..)) && ops[o.value().index()] == Op::Reduce(Reduce::Sum, weight))
+    };
+    let at = |v: ValueId| movements[v.index()];
+    let relative = match (at(p), at(q)) {
+        (Movement::Scaled(i), Movement::Scaled(j)) if i != j => {
+            let mut shifts = [0; DISTRIBUTIONS];
+            (shifts[i], shifts[j]) = (1, -1);
+            at(log_ratio) == Movement::Shifted(shifts)
+        }
+        _ => false,
+    };
+    if relative && summed(p) && summed(q) {
+        return Ok(());
+    }
+    Err(ProgramError::Outputs(format!(
+        "{name:?} is a divergence; expected weights relative to two references, their logarithms' difference, and the sums of \
+         both weights among the outputs"
+    )))
 }
 
 fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), ProgramError> {
@@ -240,11 +297,10 @@ fn check_outputs(ops: &[Op], outputs: &[Output], types: &[Type]) -> Result<(), P
             Output::ColumnGradient(name, _) | Output::Selected(name, _) => {
                 (name.as_str(), "an f32 element", found.shape == Shape::Element)
             }
-            Output::Top { value, .. } => {
-                let value = types.get(value.index()).copied();
-                let both =
-                    [Some(found), value].iter().all(|t| *t == Some(Type { kind: Kind::F32, shape: Shape::Element }));
-                ("top", "a key and a value that are f32 elements", both)
+            Output::Top { noise, .. } => {
+                let noise = types.get(noise.index()).copied();
+                let right = found.shape == Shape::Element && noise.is_some_and(|t| t.kind == Kind::F32);
+                ("top", "a value that is an f32 element, and noise that is f32", right)
             }
         };
         if !right || found.kind != Kind::F32 {

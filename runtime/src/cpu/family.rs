@@ -5,6 +5,7 @@ use crate::check::fingerprint;
 use crate::passes::LayerInputs;
 use crate::{Error, Result};
 use std::ptr;
+use vocabfuse_codegen::program::ROW_FORMAT;
 use vocabfuse_codegen::spec::{check_chunk, default_chunks};
 use vocabfuse_codegen::{Dtype, KernelKind, Place, Target};
 use vocabfuse_kernels::Kernel;
@@ -235,7 +236,7 @@ impl Family {
         let operand = self.logits_operand.map(|operand| operand.kernel.bindings);
         let names = (self.logits_softmax.kernel.bindings, operand, self.finish_kernel.bindings);
         format!(
-            "of target {} in panels of {} by {}, programs {:016x}",
+            "in format {ROW_FORMAT} of target {} in panels of {} by {}, programs {:016x}",
             self.finish_kernel.target,
             self.geometry.panel,
             self.padded_hidden(hidden),

@@ -8,6 +8,7 @@ use super::rows::{Product, ShardRows, TargetRows};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::memory::Memory;
 use crate::passes::SPass;
+use crate::sums::restore;
 use crate::{Matrix, Result};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -203,7 +204,8 @@ impl Walk<'_> {
         let scratch = self.scratch(threads, largest, 0);
         let together = chunks_together(threads, self.packed_chunk(), self.chunks());
         let mut w: Buffer<u8> = self.memory.buffer(together * self.packed_chunk());
-        let (mut state, a) = self.room(rows);
+        let mut lost = self.lost();
+        let (mut state, a) = self.room(rows, &mut lost);
         let place = Place { state: SharedPointer(state.as_mut_ptr()), a };
         let w = w.pointer();
         let packed = |index: usize| w.get().wrapping_add(index * self.packed_chunk());
@@ -225,6 +227,7 @@ impl Walk<'_> {
                 }
             });
         }
+        self.restore(rows, &lost);
         self.unpack(rows);
     }
 
@@ -236,7 +239,8 @@ impl Walk<'_> {
             .into_par_iter()
             .map(|slice| {
                 let mut own = rows.clone();
-                let (mut state, a) = self.room(&mut own);
+                let mut lost = self.lost();
+                let (mut state, a) = self.room(&mut own, &mut lost);
                 let place = Place { state: SharedPointer(state.as_mut_ptr()), a };
                 let mut scratch = lock(&scratch);
                 let Scratch { kernel, w } = &mut *scratch;
@@ -248,6 +252,7 @@ impl Walk<'_> {
                         self.run(chunk, 0..panels, w, place, scratch);
                     }
                 }
+                self.restore(&mut own, &lost);
                 own
             })
             .collect();
@@ -272,14 +277,27 @@ impl Walk<'_> {
         parts.pop()
     }
 
-    /// Pointers to the state, and A if it is wanted.
-    fn room(&self, rows: &mut ShardRows) -> (Vec<*mut f32>, SharedPointer<f32>) {
+    /// Room for what each sum of the statistics loses.
+    fn lost(&self) -> Vec<Buffer<f32>> {
+        let sums = self.softmax.kernel.bindings.sums;
+        sums.iter().map(|_| self.memory.zeroed(self.padded)).collect()
+    }
+
+    /// Gives the sums back what they have lost.
+    fn restore(&self, rows: &mut ShardRows, lost: &[Buffer<f32>]) {
+        for (statistic, lost) in self.softmax.kernel.bindings.sums.iter().zip(lost) {
+            restore(rows.state[1 + statistic].as_mut(), lost.as_ref());
+        }
+    }
+
+    /// Pointers to the state and to what its sums lose, and A if it is wanted.
+    fn room(&self, rows: &mut ShardRows, lost: &mut [Buffer<f32>]) -> (Vec<*mut f32>, SharedPointer<f32>) {
         if self.accumulates() {
             rows.a = Some(self.memory.zeroed(self.padded * self.width));
             rows.a_stride = self.width;
         }
         let a = rows.a.as_mut().map_or(SharedPointer(ptr::null_mut()), Buffer::pointer);
-        (rows.state.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect(), a)
+        (rows.state.iter_mut().chain(lost).map(|b| b.as_mut().as_mut_ptr()).collect(), a)
     }
 
     fn scratch(&self, threads: usize, panels: usize, w: usize) -> Vec<Mutex<Scratch>> {

@@ -81,7 +81,8 @@ impl Sizes<'_> {
         let largest = share.min(self.cpu.blocking(family, self.extent.hidden).panels);
         let unpacked = if family.unpack_accumulator.is_some() { geometry.panel * width * 4 } else { 0 };
         let scratch = ((geometry.softmax_scratch)(family.chunk, largest) + unpacked) * threads;
-        x + packed + scratch + (self.state(tokens) + self.product(tokens)) * slices + self.state(tokens)
+        let lost = self.family.logits_softmax.kernel.bindings.sums.len() * self.padded(tokens) * 4;
+        x + packed + scratch + (self.state(tokens) + self.product(tokens) + lost) * slices + self.state(tokens)
     }
 
     /// Rows after pass S: state, A, A₂, and the rows of W of targets.

@@ -13,6 +13,7 @@ use crate::passes::{Block, Demand, Extent, FinishJob, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
 use vocabfuse_codegen::KernelKind;
+use vocabfuse_codegen::program::ROW_FORMAT;
 
 impl Passes for Gpu {
     type Kernels = Kernels;
@@ -32,7 +33,8 @@ impl Passes for Gpu {
         let loss = kernels.loss();
         let operand = loss.has(KernelKind::LogitsOperand).then(|| loss.shares_operand());
         let names = fingerprint(&format!("{:?}", (kernels.statistics(), operand, kernels.outputs())));
-        format!("in rows of {}, programs {names:016x}", s_pass::padded_hidden(kernels.dtype, hidden))
+        let width = s_pass::padded_hidden(kernels.dtype, hidden);
+        format!("in format {ROW_FORMAT} in rows of {width}, programs {names:016x}")
     }
 
     fn kernels(&self, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Kernels> {

@@ -7,6 +7,7 @@ use crate::{Error, Result};
 use std::ptr;
 use vocabfuse_codegen::Target;
 use vocabfuse_codegen::operator::{Operator, TOP_VALUE};
+use vocabfuse_codegen::program::ROW_FORMAT;
 use vocabfuse_kernels::abi::{self, Entry};
 use vocabfuse_kernels::{Kernel, Registry};
 
@@ -38,7 +39,10 @@ impl HostRows {
     pub(super) fn form(&self) -> String {
         let (merge, finish) = (self.merge_kernel, self.finish_kernel);
         let programs = fingerprint(&format!("{:?}", (merge.bindings, finish.bindings)));
-        format!("of target {} in panels of {}, programs {programs:016x}", finish.target, self.panel)
+        format!(
+            "in format {ROW_FORMAT} of target {} in panels of {}, programs {programs:016x}",
+            finish.target, self.panel
+        )
     }
 
     pub(crate) fn names(&self) -> [&'static str; 2] {

@@ -3,6 +3,7 @@
 use super::finish::HostRows;
 use crate::buffer::Buffer;
 use crate::comm::{Combine, Seat};
+use crate::sums::restore;
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,9 +27,9 @@ pub struct TopState {
     pub(crate) slots: usize,
     /// Elements from one slot to the next.
     pub(crate) stride: usize,
-    /// -inf in free slots.
-    pub(crate) keys: Buffer<f32>,
     pub(crate) values: Buffer<f32>,
+    /// What is added to the values where they are compared.
+    pub(crate) noise: Buffer<f32>,
     /// Ids, shard-local until [`TopState::globalise`]; -1 in free slots.
     pub(crate) ids: Buffer<i32>,
 }
@@ -50,6 +51,19 @@ impl RowState {
             selected: operator.statistics.selected().map(|_| Buffer::zeroed(slots * padded)).collect(),
             top: operator.statistics.top().map(|_| TopState::free(slots, padded)),
         }
+    }
+
+    /// Arrays of what sums over the vocabulary lose while they are formed: one for each statistic that is a sum.
+    pub(crate) fn lost(&self, operator: &Operator) -> Vec<Buffer<f32>> {
+        let sums = operator.statistics.rules().into_iter().filter(|(_, rule)| rule.is_sum());
+        sums.map(|_| Buffer::zeroed(self.padded())).collect()
+    }
+
+    /// Gives the sums back what they have lost.
+    pub(crate) fn restore(&mut self, operator: &Operator, lost: &[Buffer<f32>]) {
+        let rules = operator.statistics.rules();
+        let sums = self.rows[operator.distributions()..].iter_mut().zip(&rules).filter(|(_, (_, rule))| rule.is_sum());
+        sums.zip(lost).for_each(|((sum, _), lost)| restore(sum.as_mut(), lost.as_ref()));
     }
 
     /// Bytes that a transport moves.
@@ -89,21 +103,23 @@ impl TopState {
         let mut top = TopState {
             slots,
             stride,
-            keys: Buffer::zeroed(slots * stride),
             values: Buffer::zeroed(slots * stride),
+            noise: Buffer::zeroed(slots * stride),
             ids: Buffer::zeroed(slots * stride),
         };
-        top.keys.as_mut().fill(f32::NEG_INFINITY);
         top.ids.as_mut().fill(-1);
         top
     }
 
-    /// Key, value and id of a token's list, as far as it is filled.
-    fn list(&self, token: usize) -> impl Iterator<Item = (f32, f32, i32)> {
-        let at = move |slot: usize| slot * self.stride + token;
-        let pick =
-            move |slot| (self.keys.as_ref()[at(slot)], self.values.as_ref()[at(slot)], self.ids.as_ref()[at(slot)]);
-        (0..self.slots).map(pick).take_while(|(_, _, id)| *id >= 0)
+    /// A token's list, as far as it is filled.
+    fn list(&self, token: usize) -> Vec<Pick> {
+        let at = |slot: usize| slot * self.stride + token;
+        let pick = |slot| Pick {
+            value: self.values.as_ref()[at(slot)],
+            noise: self.noise.as_ref()[at(slot)],
+            id: self.ids.as_ref()[at(slot)],
+        };
+        (0..self.slots).map(pick).take_while(|pick| pick.id >= 0).collect()
     }
 
     /// Makes shard-local ids global ones.
@@ -120,15 +136,43 @@ impl TopState {
     /// The lists of tokens from `start` on of several shards, in the order of their ids.
     fn merge(&mut self, parts: &[&TopState], start: usize, tokens: usize) {
         for token in 0..tokens {
-            let mut picks: Vec<_> = parts.iter().flat_map(|part| part.list(start + token)).collect();
-            // Stable: of equal keys, those of lower ids come first. Rows with a NaN are replaced afterwards.
-            picks.sort_by(|a, b| (b.0 + 0.0).total_cmp(&(a.0 + 0.0)));
-            for (slot, (key, value, id)) in picks.into_iter().take(self.slots).enumerate() {
+            let lists = parts.iter().map(|part| part.list(start + token));
+            let merged = lists.reduce(|a, b| joined(&a, &b, self.slots)).unwrap_or_default();
+            for (slot, pick) in merged.into_iter().enumerate() {
                 let at = slot * self.stride + token;
-                (self.keys.as_mut()[at], self.values.as_mut()[at], self.ids.as_mut()[at]) = (key, value, id);
+                self.values.as_mut()[at] = pick.value;
+                self.noise.as_mut()[at] = pick.noise;
+                self.ids.as_mut()[at] = pick.id;
             }
         }
     }
+}
+
+/// A column of a list of largest ones.
+#[derive(Clone, Copy)]
+struct Pick {
+    value: f32,
+    noise: f32,
+    id: i32,
+}
+
+impl Pick {
+    /// Whether it comes before one of lower id. Two near values are compared by their difference, which no common offset
+    /// takes digits from. Rows with a NaN are replaced afterwards.
+    fn precedes(&self, other: &Pick) -> bool {
+        (self.value - other.value) + (self.noise - other.noise) > 0.0
+    }
+}
+
+/// Two sorted lists as one; all ids of the first are lower.
+fn joined(a: &[Pick], b: &[Pick], most: usize) -> Vec<Pick> {
+    let (mut a, mut b) = (a.iter().peekable(), b.iter().peekable());
+    let next = || match (a.peek(), b.peek()) {
+        (Some(first), Some(second)) if second.precedes(first) => b.next(),
+        (Some(_), _) => a.next(),
+        (None, _) => b.next(),
+    };
+    std::iter::from_fn(next).take(most).copied().collect()
 }
 
 /// The collective of the first phase: every rank merges its block of the tokens and finishes it.

@@ -21,6 +21,7 @@ impl Cpu {
             let panel = kernels.host.panel;
             let slots = job.selection.slots.max(job.top);
             let mut state = RowState::identity(job.operator, job.rows.len(), slots, panel);
+            let mut lost = state.lost(job.operator);
             let kernel = kernels.statistics.kernel;
             let inputs = ProgramInputs {
                 classes: job.classes as i32,
@@ -30,11 +31,13 @@ impl Cpu {
                 columns: bind(kernel, kernel.bindings.columns, |_| None)?,
             };
             let mut operands = operands(self, kernels, job)?;
-            let pass = Pass::new(self, kernels, job, &operands, inputs, &mut state);
+            let pointers = Pointers::new(job, panel, &mut state, &mut lost);
+            let pass = Pass::new(self, kernels, job, &operands, inputs, pointers);
             for chunk in chunks(job.classes) {
                 operands.iter_mut().for_each(|o| o.advance(chunk, false));
                 pass.run(&operands, chunk);
             }
+            state.restore(job.operator, &lost);
             Ok(state)
         })
     }
@@ -71,14 +74,14 @@ impl<'a> Pass<'a> {
         job: &'a RowJob<'a>,
         operands: &[Operands<'_>],
         inputs: ProgramInputs,
-        state: &mut RowState,
+        state: Pointers,
     ) -> Pass<'a> {
         let panel = kernels.host.panel;
         let panels = job.rows.len().div_ceil(panel);
         let group = group(cpu, operands, panels);
         let elements = job.distributions.len() * group * stride(panel);
         let tiles = (0..cpu.pool().current_num_threads()).map(|_| Mutex::new(cpu.memory().buffer(elements))).collect();
-        Pass { kernels, job, inputs, panels, group, state: Pointers::new(job, panel, state), tiles }
+        Pass { kernels, job, inputs, panels, group, state, tiles }
     }
 
     fn run(&self, operands: &[Operands<'_>], chunk: Chunk) {
@@ -123,19 +126,19 @@ impl<'a> Pass<'a> {
 }
 
 impl Pointers {
-    fn new(job: &RowJob<'_>, panel: usize, state: &mut RowState) -> Pointers {
+    fn new(job: &RowJob<'_>, panel: usize, state: &mut RowState, lost: &mut [Buffer<f32>]) -> Pointers {
         let pointer = |b: &mut Buffer<f32>| b.as_mut().as_mut_ptr();
         let top = match &mut state.top {
             Some(top) => abi::Top {
                 slots: top.slots,
                 stride: top.stride,
-                keys: pointer(&mut top.keys),
                 values: pointer(&mut top.values),
+                noise: pointer(&mut top.noise),
                 ids: top.ids.as_mut().as_mut_ptr(),
             },
             None => {
                 let nothing = ptr::null_mut();
-                abi::Top { slots: 0, stride: 0, keys: nothing, values: nothing, ids: ptr::null_mut() }
+                abi::Top { slots: 0, stride: 0, values: nothing, noise: nothing, ids: ptr::null_mut() }
             }
         };
         let padded = job.rows.len().next_multiple_of(panel);
@@ -145,7 +148,7 @@ impl Pointers {
             all
         };
         Pointers {
-            rows: state.rows.iter_mut().map(pointer).collect(),
+            rows: state.rows.iter_mut().chain(lost).map(pointer).collect(),
             selected: state.selected.iter_mut().map(pointer).collect(),
             top,
             random: [key(0), key(1)],

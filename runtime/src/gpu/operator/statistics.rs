@@ -14,11 +14,11 @@ use vocabfuse_codegen::program::keys;
 
 /// A [`RowState`] on the device.
 struct State {
-    /// References and statistics `[1 or 2 + statistics][stride]`.
+    /// References, statistics and what their sums have lost `[1 or 2 + statistics + sums][stride]`.
     rows: Buffer,
     /// Values at selected ids `[values][slots][stride]`.
     selected: Buffer,
-    /// Keys, values and ids of the largest columns `[slots][stride]`.
+    /// Values, noise and ids of the largest columns `[slots][stride]`.
     top: Option<[Buffer; 3]>,
 }
 
@@ -30,7 +30,8 @@ pub(super) fn run(kernels: &OperatorKernels, job: &RowJob<'_>) -> Result<RowStat
         return Ok(state);
     }
     let inputs = inputs::load(kernels, job)?;
-    let device = State::new(driver, &state)?;
+    let mut lost = state.lost(job.operator);
+    let device = State::new(driver, &state, &lost)?;
     let ids = Buffer::with(driver, selection.ids.as_ref())?;
     let key = |i: usize| -> Vec<u32> { job.rows.iter().map(|row| keys(job.seed, *row)[i]).collect() };
     let random = [Buffer::with(driver, &key(0))?, Buffer::with(driver, &key(1))?];
@@ -52,35 +53,40 @@ pub(super) fn run(kernels: &OperatorKernels, job: &RowJob<'_>) -> Result<RowStat
             // Ids wrap around as those of the generator's numbers do.
             ("first_id", I32(job.first_id as u32 as i32)),
         ]);
-        if let Some([keys, values, ids]) = &device.top {
+        if let Some([values, noise, ids]) = &device.top {
             call = call.set([
                 ("top_slots", I32(job.top as i32)),
-                ("top_keys", keys.from(0)),
                 ("top_values", values.from(0)),
+                ("top_noise", noise.from(0)),
                 ("top_ids", ids.from(0)),
             ]);
         }
         call.launch(row_blocks(tokens))?;
     }
-    device.read(&mut state)?;
+    device.read(&mut state, &mut lost)?;
+    state.restore(job.operator, &lost);
     Ok(state)
 }
 
 impl State {
-    fn new(driver: &Arc<dyn Driver>, state: &RowState) -> Result<State> {
-        let joined = |parts: &[buffer::Buffer<f32>]| {
-            let values: Vec<f32> = parts.iter().flat_map(|part| part.as_ref().iter().copied()).collect();
+    fn new(driver: &Arc<dyn Driver>, state: &RowState, lost: &[buffer::Buffer<f32>]) -> Result<State> {
+        let joined = |parts: &mut dyn Iterator<Item = &buffer::Buffer<f32>>| {
+            let values: Vec<f32> = parts.flat_map(|part| part.as_ref().iter().copied()).collect();
             Buffer::with(driver, &values)
         };
         let top = state.top.as_ref().map(|top| {
             let floats = |values: &buffer::Buffer<f32>| Buffer::with(driver, values.as_ref());
-            Ok([floats(&top.keys)?, floats(&top.values)?, Buffer::with(driver, top.ids.as_ref())?])
+            Ok([floats(&top.values)?, floats(&top.noise)?, Buffer::with(driver, top.ids.as_ref())?])
         });
-        Ok(State { rows: joined(&state.rows)?, selected: joined(&state.selected)?, top: top.transpose()? })
+        Ok(State {
+            rows: joined(&mut state.rows.iter().chain(lost))?,
+            selected: joined(&mut state.selected.iter())?,
+            top: top.transpose()?,
+        })
     }
 
-    fn read(&self, state: &mut RowState) -> Result<()> {
-        let split = |from: &Buffer, parts: &mut [buffer::Buffer<f32>]| -> Result<()> {
+    fn read(&self, state: &mut RowState, lost: &mut [buffer::Buffer<f32>]) -> Result<()> {
+        let split = |from: &Buffer, parts: &mut dyn Iterator<Item = &mut buffer::Buffer<f32>>| -> Result<()> {
             let mut first = 0;
             for part in parts {
                 let values = from.floats(first * 4, part.len())?;
@@ -89,11 +95,11 @@ impl State {
             }
             Ok(())
         };
-        split(&self.rows, &mut state.rows)?;
-        split(&self.selected, &mut state.selected)?;
-        if let (Some(top), Some([keys, values, ids])) = (&mut state.top, &self.top) {
-            keys.read(bytemuck::cast_slice_mut(top.keys.as_mut()))?;
+        split(&self.rows, &mut state.rows.iter_mut().chain(lost))?;
+        split(&self.selected, &mut state.selected.iter_mut())?;
+        if let (Some(top), Some([values, noise, ids])) = (&mut state.top, &self.top) {
             values.read(bytemuck::cast_slice_mut(top.values.as_mut()))?;
+            noise.read(bytemuck::cast_slice_mut(top.noise.as_mut()))?;
             ids.read(bytemuck::cast_slice_mut(top.ids.as_mut()))?;
         }
         Ok(())
