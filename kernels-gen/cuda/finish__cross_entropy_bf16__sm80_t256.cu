@@ -17,12 +17,15 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 
 // Log2 of e, and what f32 misses of it.
 #define LOG2_E 1.44269502f
-#define LOG2_E_LOW 1.92596303e-8f
-// ln 2 with nine significant bits, and the rest.
-#define LN_2_HIGH 0.693359375f
-#define LN_2_LOW (-2.12194442e-4f)
-// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-1.7014118e38f)
+#define LOG2_E_MISSED 1.92596303e-8f
+// ln 2, and what f32 misses of it.
+#define LN_2 0.693147181f
+#define LN_2_MISSED (-1.90465434e-9f)
+// The reference of a row that has seen no finite logit: no number is below.
+#define NO_REFERENCE (-3.4028235e38f)
+// Above this size a reference stands for itself and not for a multiple of ln 2; see the module `reference` of the
+// generator's row programs.
+#define LARGEST_POWER 1048576.0f
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -32,24 +35,30 @@ DEVICE float minimum(float a, float b) { float d; asm("min.NaN.f32 %0, %1, %2;" 
 // Not volatile, so that the reciprocal of a value that a loop does not change leaves the loop.
 DEVICE float reciprocal(float a) { float d; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
 DEVICE float exp2_approx(float a) { float d; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
-// From here on a reference is rounded by a quarter and more. Then a logit is compared with it as it became one, by the same
-// product rounded in the same way: the largest logit of a row stays below its reference, and equal ones stay equal.
-#define HUGE_REFERENCE 4194304.0f
-DEVICE float rounded_above(float a, float reference) { return __fsub_rn(__fmul_rn(a, LOG2_E), reference); }
-// a - reference ln 2; the product of LN_2_HIGH with an integer is exact.
-DEVICE float above(float a, float reference) {
-    const float exact = fmaf(-reference, LN_2_LOW, fmaf(-reference, LN_2_HIGH, a));
-    return fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) * 0.693147181f : exact;
-}
-// e^a / 2^reference. The first step cancels what both have in common in one rounding, the second adds what log2(e) lacks.
-DEVICE float exp_above(float a, float reference) {
-    const float exact = fmaf(a, LOG2_E_LOW, fmaf(a, LOG2_E, -reference));
-    return exp2_approx(fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) : exact);
-}
 // 2^n for an integer n; 0 or infinite where that is no normal number, NaN stays NaN.
 DEVICE float power_of_two(float n) {
     if (!(n >= -126.0f)) return n < 0.0f ? 0.0f : n;
     return n > 127.0f ? infinity() : __int_as_float(((int)n + 127) << 23);
+}
+
+// The multiple of ln 2 that a reference stands for, and what it stands for besides.
+DEVICE float power(float reference) { return fabsf(reference) <= LARGEST_POWER ? rintf(reference * LOG2_E) : 0.0f; }
+DEVICE float anchor(float reference) { return fabsf(reference) <= LARGEST_POWER ? 0.0f : reference; }
+// The reference of a row whose largest logit is given.
+DEVICE float reference_of(float peak) { return fabsf(peak) <= LARGEST_POWER ? ceilf(peak * LOG2_E) * LN_2 : peak; }
+// a - power ln 2 and a log2(e) - power, each in one rounding but for what two floats miss of the factor.
+DEVICE float less_power(float a, float power) { return fmaf(-power, LN_2_MISSED, fmaf(-power, LN_2, a)); }
+DEVICE float in_powers(float a, float power) { return fmaf(a, LOG2_E_MISSED, fmaf(a, LOG2_E, -power)); }
+// The distance of a logit from the place of a reference, and e to it.
+DEVICE float above(float a, float reference) { return less_power(a - anchor(reference), power(reference)); }
+DEVICE float exp_above(float a, float reference) { return exp2_approx(in_powers(a - anchor(reference), power(reference))); }
+// How far the place of one reference is above that of another.
+DEVICE float rise(float from, float to) { return less_power(anchor(to) - anchor(from), power(from) - power(to)); }
+// What makes a sum relative to one reference relative to another: e to minus the rise. A power of two, which does not round,
+// unless one of them stands for itself.
+DEVICE float rebase(float from, float to) {
+    const float n = in_powers(anchor(from) - anchor(to), power(to) - power(from));
+    return n == rintf(n) ? power_of_two(n) : exp2_approx(n);
 }
 
 DEVICE float to_float(u16 a) { return __int_as_float((int)a << 16); }
@@ -97,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(256) finish__cross_entropy_bf16__sm
 {
     const i64 token = blockIdx.x;
     const float reference = references[token];
-    const float f23 = uniform_logit_scale;
-    const float f28 = uniform_z_loss;
-    const float f30 = f28 * 2.0f;
-    const float f53 = f23 * 1.0f;
-    const float f67 = -(f23);
-    const float f68 = maximum(f23, f67);
+    const float f25 = uniform_logit_scale;
+    const float f30 = uniform_z_loss;
+    const float f32 = f30 * 2.0f;
+    const float f55 = f25 * 1.0f;
+    const float f69 = -(f25);
+    const float f70 = maximum(f25, f69);
     const float f0 = row_rest[token];
     const float f1 = row_target_logit[token];
     const float f2 = reference;
@@ -111,69 +120,69 @@ extern "C" __global__ void __launch_bounds__(256) finish__cross_entropy_bf16__sm
     const bool f5 = f3 < f0;
     const float f6 = f0 / f3;
     const float f7 = log1pf(f6);
-    const float f8 = logf(f4);
-    const float f9 = above(f1, f2);
-    const float f10 = f8 - f9;
+    const float f8 = above(f1, f2);
+    const float f9 = logf(f4);
+    const float f10 = f9 - f8;
     const float f11 = f0 / f4;
     const bool f13 = f4 == 0.0f;
     const float f14 = f3 / f4;
     const float f16 = 1.0f - f11;
     const float f17 = f5 ? f14 : f16;
     const float f18 = f5 ? f10 : f7;
-    const float f19 = above(0.0f, f2);
-    const float f20 = f8 - f19;
-    const float f21 = f1 + f7;
-    const float f22 = f5 ? f20 : f21;
-    const float f24 = row_hard[token];
-    const bool f25 = f24 == 0.0f;
-    const float f26 = f24 * f18;
-    const float f27 = f25 ? 0.0f : f26;
-    const float f31 = f30 * f22;
-    const float f32 = f28 * f22;
-    const float f33 = f32 * f22;
-    const float f34 = f27 + f33;
-    const float f36 = f13 ? not_a_number() : f34;
-    const float f38 = f13 ? -infinity() : f22;
-    const float f39 = row_upstream[token];
-    const float f40 = row_lse_upstream[token];
-    const float f41 = f24 + f31;
-    const float f42 = f39 * f41;
-    const float f43 = f42 + f40;
-    const float f44 = f31 * f17;
-    const float f45 = f24 * f11;
-    const float f46 = f44 - f45;
-    const float f47 = f39 * f46;
-    const float f48 = f40 * f17;
-    const float f49 = f47 + f48;
-    const float f50 = f23 * f43;
-    const float f51 = f50 / f4;
-    const float f52 = f13 ? 0.0f : f51;
-    const float f54 = f53 * f49;
-    const float f55 = f13 ? 0.0f : f54;
-    const float f56 = f39 * f31;
-    const float f57 = f56 + f40;
-    const float f58 = -(f43);
-    const float f59 = maximum(f43, f58);
-    const float f60 = f39 * f24;
-    const float f61 = -(f60);
-    const float f62 = maximum(f60, f61);
-    const float f63 = maximum(f59, f62);
-    const float f64 = -(f57);
-    const float f65 = maximum(f57, f64);
-    const float f66 = maximum(f63, f65);
-    const float f69 = f66 * f68;
-    const float f70 = f13 ? 0.0f : f69;
+    const float f21 = above(0.0f, f2);
+    const float f22 = f9 - f21;
+    const float f23 = f1 + f7;
+    const float f24 = f5 ? f22 : f23;
+    const float f26 = row_hard[token];
+    const bool f27 = f26 == 0.0f;
+    const float f28 = f26 * f18;
+    const float f29 = f27 ? 0.0f : f28;
+    const float f33 = f32 * f24;
+    const float f34 = f30 * f24;
+    const float f35 = f34 * f24;
+    const float f36 = f29 + f35;
+    const float f38 = f13 ? not_a_number() : f36;
+    const float f40 = f13 ? -infinity() : f24;
+    const float f41 = row_upstream[token];
+    const float f42 = row_lse_upstream[token];
+    const float f43 = f26 + f33;
+    const float f44 = f41 * f43;
+    const float f45 = f44 + f42;
+    const float f46 = f33 * f17;
+    const float f47 = f26 * f11;
+    const float f48 = f46 - f47;
+    const float f49 = f41 * f48;
+    const float f50 = f42 * f17;
+    const float f51 = f49 + f50;
+    const float f52 = f25 * f45;
+    const float f53 = f52 / f4;
+    const float f54 = f13 ? 0.0f : f53;
+    const float f56 = f55 * f51;
+    const float f57 = f13 ? 0.0f : f56;
+    const float f58 = f41 * f33;
+    const float f59 = f58 + f42;
+    const float f60 = -(f45);
+    const float f61 = maximum(f45, f60);
+    const float f62 = f41 * f26;
+    const float f63 = -(f62);
+    const float f64 = maximum(f62, f63);
+    const float f65 = maximum(f61, f64);
+    const float f66 = -(f59);
+    const float f67 = maximum(f59, f66);
+    const float f68 = maximum(f65, f67);
+    const float f71 = f68 * f70;
+    const float f72 = f13 ? 0.0f : f71;
     if (threadIdx.x == 0) {
-        outputs[0 * output_stride + token] = f36;
-        outputs[1 * output_stride + token] = f38;
-        outputs[2 * output_stride + token] = f52;
-        outputs[3 * output_stride + token] = f55;
-        outputs[4 * output_stride + token] = f70;
+        outputs[0 * output_stride + token] = f38;
+        outputs[1 * output_stride + token] = f40;
+        outputs[2 * output_stride + token] = f54;
+        outputs[3 * output_stride + token] = f57;
+        outputs[4 * output_stride + token] = f72;
     }
     (void)reference;
     if (a == nullptr) return;
-    const float a_factor = f52;
-    const float target_factor = f55;
+    const float a_factor = f54;
+    const float target_factor = f57;
     const int index = target_index[token];
     const Element* target = target_rows + index * target_stride;
     const float* from = a + token * a_stride;

@@ -17,12 +17,15 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 
 // Log2 of e, and what f32 misses of it.
 #define LOG2_E 1.44269502f
-#define LOG2_E_LOW 1.92596303e-8f
-// ln 2 with nine significant bits, and the rest.
-#define LN_2_HIGH 0.693359375f
-#define LN_2_LOW (-2.12194442e-4f)
-// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-1.7014118e38f)
+#define LOG2_E_MISSED 1.92596303e-8f
+// ln 2, and what f32 misses of it.
+#define LN_2 0.693147181f
+#define LN_2_MISSED (-1.90465434e-9f)
+// The reference of a row that has seen no finite logit: no number is below.
+#define NO_REFERENCE (-3.4028235e38f)
+// Above this size a reference stands for itself and not for a multiple of ln 2; see the module `reference` of the
+// generator's row programs.
+#define LARGEST_POWER 1048576.0f
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -32,24 +35,30 @@ DEVICE float minimum(float a, float b) { float d; asm("min.NaN.f32 %0, %1, %2;" 
 // Not volatile, so that the reciprocal of a value that a loop does not change leaves the loop.
 DEVICE float reciprocal(float a) { float d; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
 DEVICE float exp2_approx(float a) { float d; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
-// From here on a reference is rounded by a quarter and more. Then a logit is compared with it as it became one, by the same
-// product rounded in the same way: the largest logit of a row stays below its reference, and equal ones stay equal.
-#define HUGE_REFERENCE 4194304.0f
-DEVICE float rounded_above(float a, float reference) { return __fsub_rn(__fmul_rn(a, LOG2_E), reference); }
-// a - reference ln 2; the product of LN_2_HIGH with an integer is exact.
-DEVICE float above(float a, float reference) {
-    const float exact = fmaf(-reference, LN_2_LOW, fmaf(-reference, LN_2_HIGH, a));
-    return fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) * 0.693147181f : exact;
-}
-// e^a / 2^reference. The first step cancels what both have in common in one rounding, the second adds what log2(e) lacks.
-DEVICE float exp_above(float a, float reference) {
-    const float exact = fmaf(a, LOG2_E_LOW, fmaf(a, LOG2_E, -reference));
-    return exp2_approx(fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) : exact);
-}
 // 2^n for an integer n; 0 or infinite where that is no normal number, NaN stays NaN.
 DEVICE float power_of_two(float n) {
     if (!(n >= -126.0f)) return n < 0.0f ? 0.0f : n;
     return n > 127.0f ? infinity() : __int_as_float(((int)n + 127) << 23);
+}
+
+// The multiple of ln 2 that a reference stands for, and what it stands for besides.
+DEVICE float power(float reference) { return fabsf(reference) <= LARGEST_POWER ? rintf(reference * LOG2_E) : 0.0f; }
+DEVICE float anchor(float reference) { return fabsf(reference) <= LARGEST_POWER ? 0.0f : reference; }
+// The reference of a row whose largest logit is given.
+DEVICE float reference_of(float peak) { return fabsf(peak) <= LARGEST_POWER ? ceilf(peak * LOG2_E) * LN_2 : peak; }
+// a - power ln 2 and a log2(e) - power, each in one rounding but for what two floats miss of the factor.
+DEVICE float less_power(float a, float power) { return fmaf(-power, LN_2_MISSED, fmaf(-power, LN_2, a)); }
+DEVICE float in_powers(float a, float power) { return fmaf(a, LOG2_E_MISSED, fmaf(a, LOG2_E, -power)); }
+// The distance of a logit from the place of a reference, and e to it.
+DEVICE float above(float a, float reference) { return less_power(a - anchor(reference), power(reference)); }
+DEVICE float exp_above(float a, float reference) { return exp2_approx(in_powers(a - anchor(reference), power(reference))); }
+// How far the place of one reference is above that of another.
+DEVICE float rise(float from, float to) { return less_power(anchor(to) - anchor(from), power(from) - power(to)); }
+// What makes a sum relative to one reference relative to another: e to minus the rise. A power of two, which does not round,
+// unless one of them stands for itself.
+DEVICE float rebase(float from, float to) {
+    const float n = in_powers(anchor(from) - anchor(to), power(to) - power(from));
+    return n == rintf(n) ? power_of_two(n) : exp2_approx(n);
 }
 
 DEVICE float to_float(u16 a) { return __int_as_float((int)a << 16); }

@@ -17,12 +17,15 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 
 // Log2 of e, and what f32 misses of it.
 #define LOG2_E 1.44269502f
-#define LOG2_E_LOW 1.92596303e-8f
-// ln 2 with nine significant bits, and the rest.
-#define LN_2_HIGH 0.693359375f
-#define LN_2_LOW (-2.12194442e-4f)
-// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-1.7014118e38f)
+#define LOG2_E_MISSED 1.92596303e-8f
+// ln 2, and what f32 misses of it.
+#define LN_2 0.693147181f
+#define LN_2_MISSED (-1.90465434e-9f)
+// The reference of a row that has seen no finite logit: no number is below.
+#define NO_REFERENCE (-3.4028235e38f)
+// Above this size a reference stands for itself and not for a multiple of ln 2; see the module `reference` of the
+// generator's row programs.
+#define LARGEST_POWER 1048576.0f
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -32,24 +35,30 @@ DEVICE float minimum(float a, float b) { float d; asm("min.NaN.f32 %0, %1, %2;" 
 // Not volatile, so that the reciprocal of a value that a loop does not change leaves the loop.
 DEVICE float reciprocal(float a) { float d; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
 DEVICE float exp2_approx(float a) { float d; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
-// From here on a reference is rounded by a quarter and more. Then a logit is compared with it as it became one, by the same
-// product rounded in the same way: the largest logit of a row stays below its reference, and equal ones stay equal.
-#define HUGE_REFERENCE 4194304.0f
-DEVICE float rounded_above(float a, float reference) { return __fsub_rn(__fmul_rn(a, LOG2_E), reference); }
-// a - reference ln 2; the product of LN_2_HIGH with an integer is exact.
-DEVICE float above(float a, float reference) {
-    const float exact = fmaf(-reference, LN_2_LOW, fmaf(-reference, LN_2_HIGH, a));
-    return fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) * 0.693147181f : exact;
-}
-// e^a / 2^reference. The first step cancels what both have in common in one rounding, the second adds what log2(e) lacks.
-DEVICE float exp_above(float a, float reference) {
-    const float exact = fmaf(a, LOG2_E_LOW, fmaf(a, LOG2_E, -reference));
-    return exp2_approx(fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) : exact);
-}
 // 2^n for an integer n; 0 or infinite where that is no normal number, NaN stays NaN.
 DEVICE float power_of_two(float n) {
     if (!(n >= -126.0f)) return n < 0.0f ? 0.0f : n;
     return n > 127.0f ? infinity() : __int_as_float(((int)n + 127) << 23);
+}
+
+// The multiple of ln 2 that a reference stands for, and what it stands for besides.
+DEVICE float power(float reference) { return fabsf(reference) <= LARGEST_POWER ? rintf(reference * LOG2_E) : 0.0f; }
+DEVICE float anchor(float reference) { return fabsf(reference) <= LARGEST_POWER ? 0.0f : reference; }
+// The reference of a row whose largest logit is given.
+DEVICE float reference_of(float peak) { return fabsf(peak) <= LARGEST_POWER ? ceilf(peak * LOG2_E) * LN_2 : peak; }
+// a - power ln 2 and a log2(e) - power, each in one rounding but for what two floats miss of the factor.
+DEVICE float less_power(float a, float power) { return fmaf(-power, LN_2_MISSED, fmaf(-power, LN_2, a)); }
+DEVICE float in_powers(float a, float power) { return fmaf(a, LOG2_E_MISSED, fmaf(a, LOG2_E, -power)); }
+// The distance of a logit from the place of a reference, and e to it.
+DEVICE float above(float a, float reference) { return less_power(a - anchor(reference), power(reference)); }
+DEVICE float exp_above(float a, float reference) { return exp2_approx(in_powers(a - anchor(reference), power(reference))); }
+// How far the place of one reference is above that of another.
+DEVICE float rise(float from, float to) { return less_power(anchor(to) - anchor(from), power(from) - power(to)); }
+// What makes a sum relative to one reference relative to another: e to minus the rise. A power of two, which does not round,
+// unless one of them stands for itself.
+DEVICE float rebase(float from, float to) {
+    const float n = in_powers(anchor(from) - anchor(to), power(to) - power(from));
+    return n == rintf(n) ? power_of_two(n) : exp2_approx(n);
 }
 
 DEVICE float to_float(float a) { return a; }
@@ -90,9 +99,17 @@ template <class Join> DEVICE float over_block(float a, Join join) {
     return values[0];
 }
 
-// Statistics of one chunk, a row a block: references and statistics `[1 or 2 + statistics][token_stride]` as they were
-// before it to those after it, the logits at selected ids, and the largest columns.
-extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__entropy_f32__sm80_t256(
+// A sum with one more term, and all that its roundings have lost.
+DEVICE void add_to(float& sum, float term, float& lost) {
+    const float next = __fadd_rn(sum, term), taken = __fsub_rn(next, sum);
+    lost += __fsub_rn(sum, __fsub_rn(next, taken)) + __fsub_rn(term, taken);
+    sum = next;
+}
+
+// Statistics of one chunk, a row a block: references, statistics and what their sums have lost, each `[token_stride]`, as they
+// were before it to those after it, the logits at selected ids, and the largest columns.
+// Four blocks leave a thread 64 registers: without the number, the compiler spills to make room for eight.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__entropy_f32__sm80_t256(
     const float* logits,
     i64 stride,
     int first_column,
@@ -113,11 +130,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__entropy_f3
 
         peak_0 = fmaxf(peak_0, m0_1);
     }
-    // The reference is an integer, so that every rescale is exact. It follows the maximum at once.
-    peak_0 = over_block(peak_0, Larger()) * LOG2_E;
+    // The reference follows the maximum at once.
+    peak_0 = over_block(peak_0, Larger());
     const float old_0 = rows[0 * token_stride];
-    const float reference = old_0 < peak_0 ? ceilf(peak_0) : old_0;
-    const float moved_0 = reference - old_0;
+    const float reference = old_0 < peak_0 ? reference_of(peak_0) : old_0;
+    const float factor_0 = rebase(old_0, reference);
+    const float rise_0 = rise(old_0, reference);
 
     const float w0 = reference;
     float part_1 = 0.0f;
@@ -127,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__entropy_f3
         const float logit = row[local];
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
-        const float w4 = maximum(w1, -1e38f);
-        const float w5 = above(w4, w0);
+        const float w3 = above(w1, w0);
+        const float w5 = maximum(w3, -1e38f);
         const float w7 = w2 * w5;
 
         part_1 = Sum()(part_1, w2);
@@ -136,17 +154,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__entropy_f3
     }
     part_1 = over_block(part_1, Sum());
     part_2 = over_block(part_2, Sum());
+    // All threads have read the sums before they change.
+    __syncthreads();
     if (threadIdx.x == 0) {
         const float before_1 = rows[1 * token_stride];
         const float before_2 = rows[2 * token_stride];
         rows[0 * token_stride] = reference;
-        rows[1 * token_stride] = before_1 * power_of_two(-moved_0) + part_1;
         {
-            const float grown = -1.0f * moved_0;
-            const float factor = power_of_two(-moved_0);
-            // What weighs nothing any more is nothing, however far it is.
-            const float moved = factor == 0.0f ? 0.0f : fmaf(0.693147181f * grown, before_1, before_2) * factor;
-            rows[2 * token_stride] = moved + part_2;
+            float total = before_1;
+            float lost = rows[3 * token_stride];
+            total = factor_0 == 0.0f ? 0.0f : total * factor_0;
+            lost *= factor_0;
+            add_to(total, part_1, lost);
+            rows[1 * token_stride] = total;
+            rows[3 * token_stride] = lost;
+        }
+        {
+            const float grown = -1.0f * rise_0;
+            // What weighs nothing is nothing, however far it is.
+            float total = before_1 == 0.0f ? before_2 : fmaf(grown, before_1, before_2);
+            float lost = rows[4 * token_stride];
+            total = factor_0 == 0.0f ? 0.0f : total * factor_0;
+            lost *= factor_0;
+            add_to(total, part_2, lost);
+            rows[2 * token_stride] = total;
+            rows[4 * token_stride] = lost;
         }
     }
 }

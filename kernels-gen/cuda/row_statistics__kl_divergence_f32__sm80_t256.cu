@@ -17,12 +17,15 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 
 // Log2 of e, and what f32 misses of it.
 #define LOG2_E 1.44269502f
-#define LOG2_E_LOW 1.92596303e-8f
-// ln 2 with nine significant bits, and the rest.
-#define LN_2_HIGH 0.693359375f
-#define LN_2_LOW (-2.12194442e-4f)
-// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-1.7014118e38f)
+#define LOG2_E_MISSED 1.92596303e-8f
+// ln 2, and what f32 misses of it.
+#define LN_2 0.693147181f
+#define LN_2_MISSED (-1.90465434e-9f)
+// The reference of a row that has seen no finite logit: no number is below.
+#define NO_REFERENCE (-3.4028235e38f)
+// Above this size a reference stands for itself and not for a multiple of ln 2; see the module `reference` of the
+// generator's row programs.
+#define LARGEST_POWER 1048576.0f
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -32,24 +35,30 @@ DEVICE float minimum(float a, float b) { float d; asm("min.NaN.f32 %0, %1, %2;" 
 // Not volatile, so that the reciprocal of a value that a loop does not change leaves the loop.
 DEVICE float reciprocal(float a) { float d; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
 DEVICE float exp2_approx(float a) { float d; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
-// From here on a reference is rounded by a quarter and more. Then a logit is compared with it as it became one, by the same
-// product rounded in the same way: the largest logit of a row stays below its reference, and equal ones stay equal.
-#define HUGE_REFERENCE 4194304.0f
-DEVICE float rounded_above(float a, float reference) { return __fsub_rn(__fmul_rn(a, LOG2_E), reference); }
-// a - reference ln 2; the product of LN_2_HIGH with an integer is exact.
-DEVICE float above(float a, float reference) {
-    const float exact = fmaf(-reference, LN_2_LOW, fmaf(-reference, LN_2_HIGH, a));
-    return fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) * 0.693147181f : exact;
-}
-// e^a / 2^reference. The first step cancels what both have in common in one rounding, the second adds what log2(e) lacks.
-DEVICE float exp_above(float a, float reference) {
-    const float exact = fmaf(a, LOG2_E_LOW, fmaf(a, LOG2_E, -reference));
-    return exp2_approx(fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) : exact);
-}
 // 2^n for an integer n; 0 or infinite where that is no normal number, NaN stays NaN.
 DEVICE float power_of_two(float n) {
     if (!(n >= -126.0f)) return n < 0.0f ? 0.0f : n;
     return n > 127.0f ? infinity() : __int_as_float(((int)n + 127) << 23);
+}
+
+// The multiple of ln 2 that a reference stands for, and what it stands for besides.
+DEVICE float power(float reference) { return fabsf(reference) <= LARGEST_POWER ? rintf(reference * LOG2_E) : 0.0f; }
+DEVICE float anchor(float reference) { return fabsf(reference) <= LARGEST_POWER ? 0.0f : reference; }
+// The reference of a row whose largest logit is given.
+DEVICE float reference_of(float peak) { return fabsf(peak) <= LARGEST_POWER ? ceilf(peak * LOG2_E) * LN_2 : peak; }
+// a - power ln 2 and a log2(e) - power, each in one rounding but for what two floats miss of the factor.
+DEVICE float less_power(float a, float power) { return fmaf(-power, LN_2_MISSED, fmaf(-power, LN_2, a)); }
+DEVICE float in_powers(float a, float power) { return fmaf(a, LOG2_E_MISSED, fmaf(a, LOG2_E, -power)); }
+// The distance of a logit from the place of a reference, and e to it.
+DEVICE float above(float a, float reference) { return less_power(a - anchor(reference), power(reference)); }
+DEVICE float exp_above(float a, float reference) { return exp2_approx(in_powers(a - anchor(reference), power(reference))); }
+// How far the place of one reference is above that of another.
+DEVICE float rise(float from, float to) { return less_power(anchor(to) - anchor(from), power(from) - power(to)); }
+// What makes a sum relative to one reference relative to another: e to minus the rise. A power of two, which does not round,
+// unless one of them stands for itself.
+DEVICE float rebase(float from, float to) {
+    const float n = in_powers(anchor(from) - anchor(to), power(to) - power(from));
+    return n == rintf(n) ? power_of_two(n) : exp2_approx(n);
 }
 
 DEVICE float to_float(float a) { return a; }
@@ -90,9 +99,29 @@ template <class Join> DEVICE float over_block(float a, Join join) {
     return values[0];
 }
 
-// Statistics of one chunk, a row a block: references and statistics `[1 or 2 + statistics][token_stride]` as they were
-// before it to those after it, the logits at selected ids, and the largest columns.
-extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__kl_divergence_f32__sm80_t256(
+// (e^u - 1 - u) / u^2 for small u.
+DEVICE float phi_near(float u) {
+    return fmaf(fmaf(fmaf(fmaf(fmaf(1.97903410e-4f, u, 1.39446586e-3f), u, 8.33349675e-3f), u, 4.16662954e-2f), u, 1.66666657e-1f), u, 0.5f);
+}
+// e^u - 1 - u, with full relative precision.
+DEVICE float phi(float u) { return fabsf(u) <= 0.34f ? u * u * phi_near(u) : expf(u) - 1.0f - u; }
+// p phi(u) for weights p and q with e^u = q scale / p: no term of a divergence is a difference of large numbers.
+DEVICE float divergence_term(float p, float q, float u, float scale) {
+    if (p == 0.0f) return q * scale;
+    return fabsf(u) <= 0.34f ? p * (u * u) * phi_near(u) : q * scale - p - p * u;
+}
+
+// A sum with one more term, and all that its roundings have lost.
+DEVICE void add_to(float& sum, float term, float& lost) {
+    const float next = __fadd_rn(sum, term), taken = __fsub_rn(next, sum);
+    lost += __fsub_rn(sum, __fsub_rn(next, taken)) + __fsub_rn(term, taken);
+    sum = next;
+}
+
+// Statistics of one chunk, a row a block: references, statistics and what their sums have lost, each `[token_stride]`, as they
+// were before it to those after it, the logits at selected ids, and the largest columns.
+// Four blocks leave a thread 64 registers: without the number, the compiler spills to make room for eight.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_divergence_f32__sm80_t256(
     const float* logits,
     const float* logits_1,
     i64 stride,
@@ -116,11 +145,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__kl_diverge
 
         peak_0 = fmaxf(peak_0, m0_1);
     }
-    // The reference is an integer, so that every rescale is exact. It follows the maximum at once.
-    peak_0 = over_block(peak_0, Larger()) * LOG2_E;
+    // The reference follows the maximum at once.
+    peak_0 = over_block(peak_0, Larger());
     const float old_0 = rows[0 * token_stride];
-    const float reference = old_0 < peak_0 ? ceilf(peak_0) : old_0;
-    const float moved_0 = reference - old_0;
+    const float reference = old_0 < peak_0 ? reference_of(peak_0) : old_0;
+    const float factor_0 = rebase(old_0, reference);
+    const float rise_0 = rise(old_0, reference);
     float peak_1 = -infinity();
     for (int local = threadIdx.x; local < columns; local += THREADS) {
         const int column = first_column + local;
@@ -130,11 +160,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__kl_diverge
 
         peak_1 = fmaxf(peak_1, m1_7);
     }
-    // The reference is an integer, so that every rescale is exact. It follows the maximum at once.
-    peak_1 = over_block(peak_1, Larger()) * LOG2_E;
+    // The reference follows the maximum at once.
+    peak_1 = over_block(peak_1, Larger());
     const float old_1 = rows[1 * token_stride];
-    const float reference_1 = old_1 < peak_1 ? ceilf(peak_1) : old_1;
-    const float moved_1 = reference_1 - old_1;
+    const float reference_1 = old_1 < peak_1 ? reference_of(peak_1) : old_1;
+    const float factor_1 = rebase(old_1, reference_1);
+    const float rise_1 = rise(old_1, reference_1);
 
     const float w0 = reference;
     const float w6 = reference_1;
@@ -148,28 +179,58 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__kl_diverge
         const float logit_1 = row_1[local];
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
-        const float w4 = maximum(w1, -1e38f);
-        const float w5 = above(w4, w0);
+        const float w3 = above(w1, w0);
+        const float w5 = maximum(w3, -1e38f);
         const float w7 = logit_1;
         const float w8 = exp_above(w7, w6);
-        const float w9 = maximum(w7, -1e38f);
-        const float w10 = above(w9, w6);
-        const float w13 = w5 - w10;
-        const float w14 = w2 * w13;
-        const bool w17 = w7 == -infinity();
-        const float w20 = w17 ? 1.0f : 0.0f;
-        const bool w21 = w1 == -infinity();
-        const float w22 = w21 ? 0.0f : w20;
+        const float w9 = above(w7, w6);
+        const float w10 = maximum(w9, -1e38f);
+        const float w13 = w10 - w5;
+        const bool w16 = w7 == -infinity();
+        const float w19 = w16 ? 1.0f : 0.0f;
+        const bool w20 = w1 == -infinity();
+        const float w21 = w20 ? 0.0f : w19;
 
         part_2 = Sum()(part_2, w2);
         part_3 = Sum()(part_3, w8);
-        part_4 = Sum()(part_4, w14);
-        part_5 = Maximum()(part_5, w22);
+        part_5 = Maximum()(part_5, w21);
     }
     part_2 = over_block(part_2, Sum());
     part_3 = over_block(part_3, Sum());
-    part_4 = over_block(part_4, Sum());
     part_5 = over_block(part_5, Maximum());
+    {
+        // How the ratio of all weights so far, of this chunk and of what was before it, compare.
+        const float p = rows[2 * token_stride], q = rows[3 * token_stride];
+        const float all_p = fmaf(p, factor_0, part_2), all_q = fmaf(q, factor_1, part_3);
+        const float all = logf(all_q) - logf(all_p), scale = all_p / all_q;
+        for (int local = threadIdx.x; local < columns; local += THREADS) {
+        const int column = first_column + local;
+        const float logit = row[local];
+        const float logit_1 = row_1[local];
+        const float w1 = logit;
+        const float w2 = exp_above(w1, w0);
+        const float w3 = above(w1, w0);
+        const float w5 = maximum(w3, -1e38f);
+        const float w7 = logit_1;
+        const float w8 = exp_above(w7, w6);
+        const float w9 = above(w7, w6);
+        const float w10 = maximum(w9, -1e38f);
+        const float w13 = w10 - w5;
+        const bool w16 = w7 == -infinity();
+        const float w19 = w16 ? 1.0f : 0.0f;
+        const bool w20 = w1 == -infinity();
+        const float w21 = w20 ? 0.0f : w19;
+
+            part_4 += divergence_term(w2, w8, w13 - all, scale);
+        }
+        part_4 = over_block(part_4, Sum());
+        const float before = logf(q) - logf(p) + (rise_0 - rise_1);
+        const float known = q == 0.0f ? 0.0f : p * factor_0 * phi(before - all);
+        part_4 += p == 0.0f ? q * factor_1 * scale : known;
+        if (all_p == 0.0f || all_q == 0.0f) part_4 = 0.0f;
+    }
+    // All threads have read the sums before they change.
+    __syncthreads();
     if (threadIdx.x == 0) {
         const float before_2 = rows[2 * token_stride];
         const float before_3 = rows[3 * token_stride];
@@ -177,14 +238,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__kl_diverge
         const float before_5 = rows[5 * token_stride];
         rows[0 * token_stride] = reference;
         rows[1 * token_stride] = reference_1;
-        rows[2 * token_stride] = before_2 * power_of_two(-moved_0) + part_2;
-        rows[3 * token_stride] = before_3 * power_of_two(-moved_1) + part_3;
         {
-            const float grown = -1.0f * moved_0 + 1.0f * moved_1;
-            const float factor = power_of_two(-moved_0);
-            // What weighs nothing any more is nothing, however far it is.
-            const float moved = factor == 0.0f ? 0.0f : fmaf(0.693147181f * grown, before_2, before_4) * factor;
-            rows[4 * token_stride] = moved + part_4;
+            float total = before_2;
+            float lost = rows[6 * token_stride];
+            total = factor_0 == 0.0f ? 0.0f : total * factor_0;
+            lost *= factor_0;
+            add_to(total, part_2, lost);
+            rows[2 * token_stride] = total;
+            rows[6 * token_stride] = lost;
+        }
+        {
+            float total = before_3;
+            float lost = rows[7 * token_stride];
+            total = factor_1 == 0.0f ? 0.0f : total * factor_1;
+            lost *= factor_1;
+            add_to(total, part_3, lost);
+            rows[3 * token_stride] = total;
+            rows[7 * token_stride] = lost;
+        }
+        {
+            float total = before_4;
+            float lost = rows[8 * token_stride];
+            total = factor_0 == 0.0f ? 0.0f : total * factor_0;
+            lost *= factor_0;
+            add_to(total, part_4, lost);
+            rows[4 * token_stride] = total;
+            rows[8 * token_stride] = lost;
         }
         rows[5 * token_stride] = maximum(before_5, part_5);
     }

@@ -17,12 +17,15 @@ enum : int { PIECE = 16 / ELEMENT_BYTES };
 
 // Log2 of e, and what f32 misses of it.
 #define LOG2_E 1.44269502f
-#define LOG2_E_LOW 1.92596303e-8f
-// ln 2 with nine significant bits, and the rest.
-#define LN_2_HIGH 0.693359375f
-#define LN_2_LOW (-2.12194442e-4f)
-// The reference of a row that has seen no finite logit: below any, and finite, so that differences are.
-#define NO_REFERENCE (-1.7014118e38f)
+#define LOG2_E_MISSED 1.92596303e-8f
+// ln 2, and what f32 misses of it.
+#define LN_2 0.693147181f
+#define LN_2_MISSED (-1.90465434e-9f)
+// The reference of a row that has seen no finite logit: no number is below.
+#define NO_REFERENCE (-3.4028235e38f)
+// Above this size a reference stands for itself and not for a multiple of ln 2; see the module `reference` of the
+// generator's row programs.
+#define LARGEST_POWER 1048576.0f
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -32,24 +35,30 @@ DEVICE float minimum(float a, float b) { float d; asm("min.NaN.f32 %0, %1, %2;" 
 // Not volatile, so that the reciprocal of a value that a loop does not change leaves the loop.
 DEVICE float reciprocal(float a) { float d; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
 DEVICE float exp2_approx(float a) { float d; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
-// From here on a reference is rounded by a quarter and more. Then a logit is compared with it as it became one, by the same
-// product rounded in the same way: the largest logit of a row stays below its reference, and equal ones stay equal.
-#define HUGE_REFERENCE 4194304.0f
-DEVICE float rounded_above(float a, float reference) { return __fsub_rn(__fmul_rn(a, LOG2_E), reference); }
-// a - reference ln 2; the product of LN_2_HIGH with an integer is exact.
-DEVICE float above(float a, float reference) {
-    const float exact = fmaf(-reference, LN_2_LOW, fmaf(-reference, LN_2_HIGH, a));
-    return fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) * 0.693147181f : exact;
-}
-// e^a / 2^reference. The first step cancels what both have in common in one rounding, the second adds what log2(e) lacks.
-DEVICE float exp_above(float a, float reference) {
-    const float exact = fmaf(a, LOG2_E_LOW, fmaf(a, LOG2_E, -reference));
-    return exp2_approx(fabsf(reference) > HUGE_REFERENCE ? rounded_above(a, reference) : exact);
-}
 // 2^n for an integer n; 0 or infinite where that is no normal number, NaN stays NaN.
 DEVICE float power_of_two(float n) {
     if (!(n >= -126.0f)) return n < 0.0f ? 0.0f : n;
     return n > 127.0f ? infinity() : __int_as_float(((int)n + 127) << 23);
+}
+
+// The multiple of ln 2 that a reference stands for, and what it stands for besides.
+DEVICE float power(float reference) { return fabsf(reference) <= LARGEST_POWER ? rintf(reference * LOG2_E) : 0.0f; }
+DEVICE float anchor(float reference) { return fabsf(reference) <= LARGEST_POWER ? 0.0f : reference; }
+// The reference of a row whose largest logit is given.
+DEVICE float reference_of(float peak) { return fabsf(peak) <= LARGEST_POWER ? ceilf(peak * LOG2_E) * LN_2 : peak; }
+// a - power ln 2 and a log2(e) - power, each in one rounding but for what two floats miss of the factor.
+DEVICE float less_power(float a, float power) { return fmaf(-power, LN_2_MISSED, fmaf(-power, LN_2, a)); }
+DEVICE float in_powers(float a, float power) { return fmaf(a, LOG2_E_MISSED, fmaf(a, LOG2_E, -power)); }
+// The distance of a logit from the place of a reference, and e to it.
+DEVICE float above(float a, float reference) { return less_power(a - anchor(reference), power(reference)); }
+DEVICE float exp_above(float a, float reference) { return exp2_approx(in_powers(a - anchor(reference), power(reference))); }
+// How far the place of one reference is above that of another.
+DEVICE float rise(float from, float to) { return less_power(anchor(to) - anchor(from), power(from) - power(to)); }
+// What makes a sum relative to one reference relative to another: e to minus the rise. A power of two, which does not round,
+// unless one of them stands for itself.
+DEVICE float rebase(float from, float to) {
+    const float n = in_powers(anchor(from) - anchor(to), power(to) - power(from));
+    return n == rintf(n) ? power_of_two(n) : exp2_approx(n);
 }
 
 DEVICE float to_float(float a) { return a; }
@@ -90,14 +99,23 @@ template <class Join> DEVICE float over_block(float a, Join join) {
     return values[0];
 }
 
-// A column and what it is ranked by.
-struct Ranked { float key; int local; };
+// A column, and what it is ranked by: the sum of value and noise.
+struct Ranked { float value, noise; int local; };
 enum : int { NO_COLUMN = 0x7fffffff };
 
-// Whether `a` comes before `b`: the larger key first, of equal ones the earlier column. Without branches, here and below:
+// By how much the sum of one is above that of another. The difference of near values is exact, whatever they have in common.
+DEVICE float lead(float value, float noise, float other_value, float other_noise) { return (value - other_value) + (noise - other_noise); }
+
+// A NaN has no rank.
+DEVICE bool has_rank(Ranked a) { return a.value == a.value; }
+
+// Whether `a` comes before `b`: the larger sum first, of equal ones the earlier column. Without branches, here and below:
 // the points at which many of them join again took more registers than there are for that.
 DEVICE bool precedes(Ranked a, Ranked b) {
-    return (a.local != NO_COLUMN) & ((b.local == NO_COLUMN) | (a.key > b.key) | ((a.key == b.key) & (a.local < b.local)));
+    const float ahead = lead(a.value, a.noise, b.value, b.noise);
+    // Two infinite values of one sign are equal.
+    const bool equal = (ahead == 0.0f) | ((a.value == b.value) & (ahead != ahead));
+    return (a.local != NO_COLUMN) & ((b.local == NO_COLUMN) & has_rank(a) | (ahead > 0.0f) | (equal & (a.local < b.local)));
 }
 
 DEVICE Ranked first_of_block(Ranked mine) {
@@ -116,30 +134,41 @@ DEVICE Ranked first_of_block(Ranked mine) {
 // The list of the largest columns of a token, the largest first.
 struct Top {
     int slots;
-    float* keys;
     float* values;
+    float* noise;
     int* ids;
     i64 stride;
 
-    // Whether a later column with that key belongs before a slot; free slots have the id -1.
-    METHOD bool follows(int slot, float key) const { return (ids[slot * stride] < 0) | (keys[slot * stride] < key); }
+    // Whether a later column belongs before a slot; free slots have the id -1.
+    METHOD bool follows(int slot, Ranked column) const {
+        const i64 at = slot * stride;
+        return (ids[at] < 0) | (lead(column.value, column.noise, values[at], noise[at]) > 0.0f);
+    }
 
-    METHOD void insert(float key, float value, int id) const {
+    METHOD void insert(Ranked column, int id) const {
         int slot = slots - 1;
-        for (; slot > 0 && follows(slot - 1, key); slot--) {
-            keys[slot * stride] = keys[(slot - 1) * stride];
+        for (; slot > 0 && follows(slot - 1, column); slot--) {
             values[slot * stride] = values[(slot - 1) * stride];
+            noise[slot * stride] = noise[(slot - 1) * stride];
             ids[slot * stride] = ids[(slot - 1) * stride];
         }
-        keys[slot * stride] = key;
-        values[slot * stride] = value;
+        values[slot * stride] = column.value;
+        noise[slot * stride] = column.noise;
         ids[slot * stride] = id;
     }
 };
 
-// Statistics of one chunk, a row a block: references and statistics `[1 or 2 + statistics][token_stride]` as they were
-// before it to those after it, the logits at selected ids, and the largest columns.
-extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__top_k_f32__sm80_t256(
+// A sum with one more term, and all that its roundings have lost.
+DEVICE void add_to(float& sum, float term, float& lost) {
+    const float next = __fadd_rn(sum, term), taken = __fsub_rn(next, sum);
+    lost += __fsub_rn(sum, __fsub_rn(next, taken)) + __fsub_rn(term, taken);
+    sum = next;
+}
+
+// Statistics of one chunk, a row a block: references, statistics and what their sums have lost, each `[token_stride]`, as they
+// were before it to those after it, the logits at selected ids, and the largest columns.
+// Four blocks leave a thread 64 registers: without the number, the compiler spills to make room for eight.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__top_k_f32__sm80_t256(
     const float* logits,
     i64 stride,
     int first_column,
@@ -149,8 +178,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__top_k_f32_
     const int* ids,
     i64 token_stride,
     int top_slots,
-    float* top_keys,
     float* top_values,
+    float* top_noise,
     int* top_ids)
 {
     const i64 token = blockIdx.x;
@@ -164,11 +193,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__top_k_f32_
 
         peak_0 = fmaxf(peak_0, m0_1);
     }
-    // The reference is an integer, so that every rescale is exact. It follows the maximum at once.
-    peak_0 = over_block(peak_0, Larger()) * LOG2_E;
+    // The reference follows the maximum at once.
+    peak_0 = over_block(peak_0, Larger());
     const float old_0 = rows[0 * token_stride];
-    const float reference = old_0 < peak_0 ? ceilf(peak_0) : old_0;
-    const float moved_0 = reference - old_0;
+    const float reference = old_0 < peak_0 ? reference_of(peak_0) : old_0;
+    const float factor_0 = rebase(old_0, reference);
+    const float rise_0 = rise(old_0, reference);
 
     const float w0 = reference;
     float part_1 = 0.0f;
@@ -181,37 +211,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_statistics__top_k_f32_
         part_1 = Sum()(part_1, w2);
     }
     part_1 = over_block(part_1, Sum());
+    // All threads have read the sums before they change.
+    __syncthreads();
     if (threadIdx.x == 0) {
         const float before_1 = rows[1 * token_stride];
         rows[0 * token_stride] = reference;
-        rows[1 * token_stride] = before_1 * power_of_two(-moved_0) + part_1;
+        {
+            float total = before_1;
+            float lost = rows[2 * token_stride];
+            total = factor_0 == 0.0f ? 0.0f : total * factor_0;
+            lost *= factor_0;
+            add_to(total, part_1, lost);
+            rows[1 * token_stride] = total;
+            rows[2 * token_stride] = lost;
+        }
     }
 
     // One column a round, in the order of their ranks, until one finds no place in the list. A NaN has no rank.
-    const Top list = {top_slots, top_keys + token, top_values + token, top_ids + token, token_stride};
-    Ranked last = {infinity(), -1};
+    const Top list = {top_slots, top_values + token, top_noise + token, top_ids + token, token_stride};
+    Ranked last = {0.0f, 0.0f, NO_COLUMN};
     for (int round = 0; round < top_slots; round++) {
-        Ranked next = {0.0f, NO_COLUMN};
+        Ranked next = {0.0f, 0.0f, NO_COLUMN};
         for (int local = threadIdx.x; local < columns; local += THREADS) {
         const int column = first_column + local;
         const float logit = row[local];
         const float t1 = logit;
 
-            const Ranked here = {t1, local};
-            if (precedes(last, here) & precedes(here, next)) next = here;
+            const Ranked here = {t1, 0.0f, local};
+            // In the first round there is nothing that a column has to follow.
+            const bool follows = (round == 0) & has_rank(here) | (round != 0) & precedes(last, here);
+            if (follows & precedes(here, next)) next = here;
         }
         next = first_of_block(next);
-        if (next.local == NO_COLUMN || !list.follows(top_slots - 1, next.key)) break;
+        if (next.local == NO_COLUMN || !list.follows(top_slots - 1, next)) break;
         last = next;
         // All threads have looked at the list before it changes.
         __syncthreads();
-        if (threadIdx.x == 0) {
-            const int local = next.local;
-        const int column = first_column + local;
-        const float logit = row[local];
-        const float t1 = logit;
-
-            list.insert(next.key, t1, column);
-        }
+        if (threadIdx.x == 0) list.insert(next, first_column + next.local);
     }
 }

@@ -204,7 +204,7 @@ pub struct LogitsSoftmax {
     pub x: *const u8,
     /// The chunk of W from `pack_vocabulary`, `allocated_rows` = the chunk size.
     pub w: *const u8,
-    /// Per-token arrays: the reference, then the statistics in order.
+    /// Per-token arrays: the reference, then the statistics in order, then what the sums among these have lost.
     pub state: *const *mut f32,
     /// A, `[tokens, padded H]` row-major f32 (see [`UnpackAccumulator`] for families that lay it out otherwise).
     pub a: *mut f32,

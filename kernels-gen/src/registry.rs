@@ -35,6 +35,8 @@ pub struct Bindings {
     pub statistics: &'static [&'static str],
     /// What each statistic is of a row that has seen no logit.
     pub identities: &'static [f32],
+    /// Which of them are sums: behind all statistics the kernel takes an array for each of what its roundings have lost.
+    pub sums: &'static [usize],
     /// Whether the product of the kernel is the same for all tokens.
     pub shared: bool,
     /// Scalars of the statistics program.
@@ -58,6 +60,7 @@ impl Bindings {
     pub const NONE: Bindings = Bindings {
         statistics: &[],
         identities: &[],
+        sums: &[],
         shared: false,
         statistics_uniforms: &[],
         statistics_columns: &[],

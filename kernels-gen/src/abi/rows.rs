@@ -75,10 +75,10 @@ pub struct Top {
     pub slots: usize,
     /// Elements from one slot to the next.
     pub stride: usize,
-    /// Keys, -inf in free slots.
-    pub keys: *mut f32,
     /// Values.
     pub values: *mut f32,
+    /// What is added to the values where they are compared.
+    pub noise: *mut f32,
     /// Shard-local ids, -1 in free slots.
     pub ids: *mut i32,
 }
@@ -92,7 +92,7 @@ pub struct RowStatistics {
     pub place: Place,
     /// Logits of each distribution: tile of the first panel.
     pub tiles: [*const f32; 2],
-    /// Per-token arrays: the references, then the statistics in order.
+    /// Per-token arrays: the references, then the statistics in order, then what the sums among these have lost.
     pub state: *const *mut f32,
     /// Selected ids.
     pub selection: Selection,

@@ -12,11 +12,11 @@ unsafe fn kernel(args: &Finish) {
     // SAFETY: the caller states the extents of all buffers; this call owns its tokens of the outputs and of dX.
     unsafe {
         let output = |index: usize, token: usize| (*args.outputs.add(index)).add(token);
-        let f23 = inputs.uniform(0);
-        let f28 = inputs.uniform(1);
-        let f30 = scalar_ops::mul(f28, 2.0f32);
-        let f68 = scalar_ops::neg(f23);
-        let f69 = scalar_ops::maximum(f23, f68);
+        let f25 = inputs.uniform(0);
+        let f30 = inputs.uniform(1);
+        let f32 = scalar_ops::mul(f30, 2.0f32);
+        let f70 = scalar_ops::neg(f25);
+        let f71 = scalar_ops::maximum(f25, f70);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -27,65 +27,65 @@ unsafe fn kernel(args: &Finish) {
             let f5 = lt(f3, f0);
             let f6 = div(f0, f3);
             let f7 = ln_1p(f6);
-            let f8 = ln(f4);
-            let f9 = above(f1, f2);
-            let f10 = sub(f8, f9);
+            let f8 = above(f1, f2);
+            let f9 = ln(f4);
+            let f10 = sub(f9, f8);
             let f11 = div(f0, f4);
             let f13 = eq(f4, splat(0.0f32));
             let f14 = div(f3, f4);
             let f16 = sub(splat(1.0f32), f11);
             let f17 = select(f5, f14, f16);
             let f18 = select(f5, f10, f7);
-            let f19 = above(splat(0.0f32), f2);
-            let f20 = sub(f8, f19);
-            let f21 = add(f1, f7);
-            let f22 = select(f5, f20, f21);
-            let f24 = load(inputs.row(2, token));
-            let f25 = eq(f24, splat(0.0f32));
-            let f26 = mul(f24, f18);
-            let f27 = select(f25, splat(0.0f32), f26);
-            let f31 = mul(splat(f30), f22);
-            let f32 = mul(splat(f28), f22);
-            let f33 = mul(f32, f22);
-            let f34 = add(f27, f33);
-            let f36 = select(f13, splat(f32::NAN), f34);
-            let f38 = select(f13, splat(f32::NEG_INFINITY), f22);
-            let f39 = load(inputs.row(3, token));
-            let f40 = load(inputs.row(4, token));
-            let f41 = load(inputs.row(5, token));
-            let f42 = add(f24, f31);
-            let f43 = mul(f39, f42);
-            let f44 = add(f43, f40);
-            let f45 = mul(f31, f17);
-            let f46 = mul(f24, f11);
-            let f47 = sub(f45, f46);
-            let f48 = mul(f39, f47);
-            let f49 = mul(f40, f17);
-            let f50 = add(f48, f49);
-            let f51 = mul(splat(f23), f44);
-            let f52 = div(f51, f4);
-            let f53 = select(f13, splat(0.0f32), f52);
-            let f54 = mul(splat(f23), f41);
-            let f55 = mul(f54, f50);
-            let f56 = select(f13, splat(0.0f32), f55);
-            let f57 = mul(f39, f31);
-            let f58 = add(f57, f40);
-            let f59 = neg(f44);
-            let f60 = maximum(f44, f59);
-            let f61 = mul(f39, f24);
-            let f62 = neg(f61);
-            let f63 = maximum(f61, f62);
-            let f64 = maximum(f60, f63);
-            let f65 = neg(f58);
-            let f66 = maximum(f58, f65);
-            let f67 = maximum(f64, f66);
-            let f70 = mul(f67, splat(f69));
-            let f71 = select(f13, splat(0.0f32), f70);
-            store(output(0, token), f36);
-            store(output(1, token), f38);
-            store(output(2, token), f53);
-            store(output(3, token), f56);
-            store(output(4, token), f71);
+            let f21 = above(splat(0.0f32), f2);
+            let f22 = sub(f9, f21);
+            let f23 = add(f1, f7);
+            let f24 = select(f5, f22, f23);
+            let f26 = load(inputs.row(2, token));
+            let f27 = eq(f26, splat(0.0f32));
+            let f28 = mul(f26, f18);
+            let f29 = select(f27, splat(0.0f32), f28);
+            let f33 = mul(splat(f32), f24);
+            let f34 = mul(splat(f30), f24);
+            let f35 = mul(f34, f24);
+            let f36 = add(f29, f35);
+            let f38 = select(f13, splat(f32::NAN), f36);
+            let f40 = select(f13, splat(f32::NEG_INFINITY), f24);
+            let f41 = load(inputs.row(3, token));
+            let f42 = load(inputs.row(4, token));
+            let f43 = load(inputs.row(5, token));
+            let f44 = add(f26, f33);
+            let f45 = mul(f41, f44);
+            let f46 = add(f45, f42);
+            let f47 = mul(f33, f17);
+            let f48 = mul(f26, f11);
+            let f49 = sub(f47, f48);
+            let f50 = mul(f41, f49);
+            let f51 = mul(f42, f17);
+            let f52 = add(f50, f51);
+            let f53 = mul(splat(f25), f46);
+            let f54 = div(f53, f4);
+            let f55 = select(f13, splat(0.0f32), f54);
+            let f56 = mul(splat(f25), f43);
+            let f57 = mul(f56, f52);
+            let f58 = select(f13, splat(0.0f32), f57);
+            let f59 = mul(f41, f33);
+            let f60 = add(f59, f42);
+            let f61 = neg(f46);
+            let f62 = maximum(f46, f61);
+            let f63 = mul(f41, f26);
+            let f64 = neg(f63);
+            let f65 = maximum(f63, f64);
+            let f66 = maximum(f62, f65);
+            let f67 = neg(f60);
+            let f68 = maximum(f60, f67);
+            let f69 = maximum(f66, f68);
+            let f72 = mul(f69, splat(f71));
+            let f73 = select(f13, splat(0.0f32), f72);
+            store(output(0, token), f38);
+            store(output(1, token), f40);
+            store(output(2, token), f55);
+            store(output(3, token), f58);
+            store(output(4, token), f73);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -117,6 +117,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit", "target_slope"],
         identities: &[0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss"],

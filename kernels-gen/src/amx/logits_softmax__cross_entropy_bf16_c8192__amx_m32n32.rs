@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 use std::hint::assert_unchecked;
 
 const CHUNK: usize = 8192;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 // E, both as operand of A += E W and as saved value, is a right operand: blocks `[panel][column / 32]` of
 // `[token / 16][column / 2][token % 16][column % 2]`, bf16. A is transposed until it is unpacked: blocks
@@ -131,7 +131,7 @@ struct Softmax {
     /// What is next: the references if 0, else the columns from (next - 1) PART_ROWS.
     next: usize,
     reference: V,
-    /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
+    /// The sums of a block are formed apart from the total, which keeps what its roundings lose.
     parts: [V; 2],
 }
 
@@ -211,11 +211,9 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
             let m11 = select(m10, splat(f32::NEG_INFINITY), m8);
             peak = larger(m11, peak);
         }
-        // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
-        let peak = mul(peak, splat(LOG2_E));
         let grown = lt(add(old, splat(WINDOW)), peak);
-        softmax.reference = select(grown, ceil(peak), old);
+        softmax.reference = select(grown, reference_of(peak), old);
         if any(grown) {
             rescale(args, panel, lane, row, old, softmax.reference, e);
         }
@@ -361,9 +359,15 @@ unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
         let part1 = softmax.parts[0];
         let part2 = softmax.parts[1];
         let total = state(1);
-        store(total, add(load(total), part1));
+        let lost = state(3);
+        let (sum, rest) = add_to(load(total), part1, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(2);
-        store(total, add(load(total), part2));
+        let lost = state(4);
+        let (sum, rest) = add_to(load(total), part2, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let _ = (state, softmax.parts);
     }
 }
@@ -375,18 +379,20 @@ fn saved_block(args: &LogitsSoftmax, panel: usize, row: usize) -> *mut u16 {
     if saved.is_null() { saved } else { saved.wrapping_add((panel * CHUNK + row) * PANEL) }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new). That is, besides
+/// Moves the reference of a vector of rows, and with it what is relative to it. That is, besides
 /// statistics and A, E of the columns of this chunk before `row`: what waits in `e` for A += E W, and what is saved.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, old: V, new: V, e: *mut u16) {
     let token = panel * PANEL + lane;
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        let sum = (*args.state.add(1)).add(token);
-        store(sum, mul(load(sum), factor));
+        for index in [1, 3] {
+            let sum = (*args.state.add(index)).add(token);
+            store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
+        }
         let saved = saved_block(args, panel, 0);
         let blocks = |values: bool, columns: usize| 0..if values { columns / PANEL } else { 0 };
         for block in blocks(!e.is_null(), row % VOCABULARY_BLOCK) {
@@ -432,7 +438,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for block in 0..blocks {
                 let (saved, e) = (saved.add(block * BLOCK), e.add(block * TERM_BLOCKS));
                 scale(saved, e, lane, factor);
@@ -491,6 +497,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
         identities: &[0.0f32, 0.0f32],
+        sums: &[0, 1],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

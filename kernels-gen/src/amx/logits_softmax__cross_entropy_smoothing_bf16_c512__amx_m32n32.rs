@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 use std::hint::assert_unchecked;
 
 const CHUNK: usize = 512;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 // E, both as operand of A += E W and as saved value, is a right operand: blocks `[panel][column / 32]` of
 // `[token / 16][column / 2][token % 16][column % 2]`, bf16. A is transposed until it is unpacked: blocks
@@ -62,7 +62,7 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
     let rows = VOCABULARY_BLOCK.min(args.columns - start);
     // SAFETY: as for `kernel`.
     unsafe {
-        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(2)).add(panel * PANEL + lane)));
+        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(1)).add(panel * PANEL + lane)));
         let value = |row: usize, lane: usize| {
             let half = e.add(row / PANEL * TERM_BLOCKS + lane / LANES * (BLOCK / 2));
             let term = |index: usize| {
@@ -131,8 +131,8 @@ struct Softmax {
     /// What is next: the references if 0, else the columns from (next - 1) PART_ROWS.
     next: usize,
     reference: V,
-    /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-    parts: [V; 3],
+    /// The sums of a block are formed apart from the total, which keeps what its roundings lose.
+    parts: [V; 5],
 }
 
 impl Softmax {
@@ -142,7 +142,7 @@ impl Softmax {
     fn done() -> Softmax {
         let zero = splat(0.0);
         let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
-        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 3] }
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 5] }
     }
 
     #[inline]
@@ -195,7 +195,7 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         let token = panel * PANEL + lane;
         let m1 = inputs.uniform(0);
         let m5 = inputs.classes;
-        let m16 = load_i32(inputs.targets.add(token));
+        let m9 = load_i32(inputs.targets.add(token));
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
@@ -206,16 +206,14 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
             let m6 = scalar_ops::lt_i32(m4, m5);
             let m0 = logit;
             let m3 = mul_add(m0, splat(m1), splat(m2));
-            let m15 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
-            let m17 = eq_i32(splat_i32(m4), m16);
-            let m18 = select(m17, splat(f32::NEG_INFINITY), m15);
-            peak = larger(m18, peak);
+            let m8 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
+            let m10 = eq_i32(splat_i32(m4), m9);
+            let m11 = select(m10, splat(f32::NEG_INFINITY), m8);
+            peak = larger(m11, peak);
         }
-        // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
-        let peak = mul(peak, splat(LOG2_E));
         let grown = lt(add(old, splat(WINDOW)), peak);
-        softmax.reference = select(grown, ceil(peak), old);
+        softmax.reference = select(grown, reference_of(peak), old);
         if any(grown) {
             rescale(args, panel, lane, row, old, softmax.reference, e);
         }
@@ -225,6 +223,8 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         softmax.parts[0] = splat(0.0f32);
         softmax.parts[1] = splat(0.0f32);
         softmax.parts[2] = splat(0.0f32);
+        softmax.parts[3] = splat(0.0f32);
+        softmax.parts[4] = splat(0.0f32);
     }
 }
 
@@ -243,11 +243,14 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         let saved = saved_block(args, panel, row);
         let w1 = inputs.uniform(0);
         let w5 = inputs.classes;
-        let w16 = load_i32(inputs.targets.add(token));
-        let w19 = reference;
+        let w19 = inputs.uniform(1);
+        let w9 = load_i32(inputs.targets.add(token));
+        let w12 = reference;
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
+        let mut part4 = softmax.parts[3];
+        let mut part5 = softmax.parts[4];
         // Written out, so that what the columns have in common is done once; they are stored when all are there.
         const { assert!(PART_ROWS == 4) }
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
@@ -258,22 +261,28 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
-            let w7 = inputs.column(1, column);
-            let w9 = if w6 { w7 } else { 0.0f32 };
-            let w10 = scalar_ops::eq(w9, 0.0f32);
+            let w18 = inputs.column(1, column);
+            let w20 = scalar_ops::mul(w18, w19);
+            let w21 = if w6 { w20 } else { 0.0f32 };
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w11 = mul(splat(w9), w3);
-            let w12 = if w10 { splat(0.0f32) } else { w11 };
-            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w4), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w22 = select(w17, w15, splat(0.0f32));
-            part1 = add(part1, w12);
-            part2 = add(part2, w20);
-            part3 = add(part3, w22);
-            w20
+            let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w10 = eq_i32(splat_i32(w4), w9);
+            let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+            let w13 = exp_above(w11, w12);
+            let w16 = select(w10, w8, splat(0.0f32));
+            let w22 = select(w10, splat(0.0f32), splat(w21));
+            let w23 = select(w10, splat(w21), splat(0.0f32));
+            let w26 = above(w8, w12);
+            let w27 = mul(w22, w26);
+            let w28 = eq(w22, splat(0.0f32));
+            let w29 = select(w28, splat(0.0f32), w27);
+            part1 = add(part1, w13);
+            part2 = add(part2, w16);
+            part3 = add(part3, w23);
+            part4 = add(part4, w22);
+            part5 = add(part5, w29);
+            w13
         } else {
             splat(0.0)
         };
@@ -285,22 +294,28 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
-            let w7 = inputs.column(1, column);
-            let w9 = if w6 { w7 } else { 0.0f32 };
-            let w10 = scalar_ops::eq(w9, 0.0f32);
+            let w18 = inputs.column(1, column);
+            let w20 = scalar_ops::mul(w18, w19);
+            let w21 = if w6 { w20 } else { 0.0f32 };
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w11 = mul(splat(w9), w3);
-            let w12 = if w10 { splat(0.0f32) } else { w11 };
-            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w4), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w22 = select(w17, w15, splat(0.0f32));
-            part1 = add(part1, w12);
-            part2 = add(part2, w20);
-            part3 = add(part3, w22);
-            w20
+            let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w10 = eq_i32(splat_i32(w4), w9);
+            let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+            let w13 = exp_above(w11, w12);
+            let w16 = select(w10, w8, splat(0.0f32));
+            let w22 = select(w10, splat(0.0f32), splat(w21));
+            let w23 = select(w10, splat(w21), splat(0.0f32));
+            let w26 = above(w8, w12);
+            let w27 = mul(w22, w26);
+            let w28 = eq(w22, splat(0.0f32));
+            let w29 = select(w28, splat(0.0f32), w27);
+            part1 = add(part1, w13);
+            part2 = add(part2, w16);
+            part3 = add(part3, w23);
+            part4 = add(part4, w22);
+            part5 = add(part5, w29);
+            w13
         } else {
             splat(0.0)
         };
@@ -312,22 +327,28 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
-            let w7 = inputs.column(1, column);
-            let w9 = if w6 { w7 } else { 0.0f32 };
-            let w10 = scalar_ops::eq(w9, 0.0f32);
+            let w18 = inputs.column(1, column);
+            let w20 = scalar_ops::mul(w18, w19);
+            let w21 = if w6 { w20 } else { 0.0f32 };
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w11 = mul(splat(w9), w3);
-            let w12 = if w10 { splat(0.0f32) } else { w11 };
-            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w4), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w22 = select(w17, w15, splat(0.0f32));
-            part1 = add(part1, w12);
-            part2 = add(part2, w20);
-            part3 = add(part3, w22);
-            w20
+            let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w10 = eq_i32(splat_i32(w4), w9);
+            let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+            let w13 = exp_above(w11, w12);
+            let w16 = select(w10, w8, splat(0.0f32));
+            let w22 = select(w10, splat(0.0f32), splat(w21));
+            let w23 = select(w10, splat(w21), splat(0.0f32));
+            let w26 = above(w8, w12);
+            let w27 = mul(w22, w26);
+            let w28 = eq(w22, splat(0.0f32));
+            let w29 = select(w28, splat(0.0f32), w27);
+            part1 = add(part1, w13);
+            part2 = add(part2, w16);
+            part3 = add(part3, w23);
+            part4 = add(part4, w22);
+            part5 = add(part5, w29);
+            w13
         } else {
             splat(0.0)
         };
@@ -339,22 +360,28 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
-            let w7 = inputs.column(1, column);
-            let w9 = if w6 { w7 } else { 0.0f32 };
-            let w10 = scalar_ops::eq(w9, 0.0f32);
+            let w18 = inputs.column(1, column);
+            let w20 = scalar_ops::mul(w18, w19);
+            let w21 = if w6 { w20 } else { 0.0f32 };
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w11 = mul(splat(w9), w3);
-            let w12 = if w10 { splat(0.0f32) } else { w11 };
-            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w4), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w22 = select(w17, w15, splat(0.0f32));
-            part1 = add(part1, w12);
-            part2 = add(part2, w20);
-            part3 = add(part3, w22);
-            w20
+            let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w10 = eq_i32(splat_i32(w4), w9);
+            let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+            let w13 = exp_above(w11, w12);
+            let w16 = select(w10, w8, splat(0.0f32));
+            let w22 = select(w10, splat(0.0f32), splat(w21));
+            let w23 = select(w10, splat(w21), splat(0.0f32));
+            let w26 = above(w8, w12);
+            let w27 = mul(w22, w26);
+            let w28 = eq(w22, splat(0.0f32));
+            let w29 = select(w28, splat(0.0f32), w27);
+            part1 = add(part1, w13);
+            part2 = add(part2, w16);
+            part3 = add(part3, w23);
+            part4 = add(part4, w22);
+            part5 = add(part5, w29);
+            w13
         } else {
             splat(0.0)
         };
@@ -374,6 +401,8 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         softmax.parts[0] = part1;
         softmax.parts[1] = part2;
         softmax.parts[2] = part3;
+        softmax.parts[3] = part4;
+        softmax.parts[4] = part5;
         let _ = (reference, token);
     }
 }
@@ -388,12 +417,33 @@ unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
         let part1 = softmax.parts[0];
         let part2 = softmax.parts[1];
         let part3 = softmax.parts[2];
+        let part4 = softmax.parts[3];
+        let part5 = softmax.parts[4];
         let total = state(1);
-        store(total, add(load(total), part1));
+        let lost = state(6);
+        let (sum, rest) = add_to(load(total), part1, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(2);
-        store(total, add(load(total), part2));
+        let lost = state(7);
+        let (sum, rest) = add_to(load(total), part2, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(3);
-        store(total, add(load(total), part3));
+        let lost = state(8);
+        let (sum, rest) = add_to(load(total), part3, load(lost));
+        store(total, sum);
+        store(lost, rest);
+        let total = state(4);
+        let lost = state(9);
+        let (sum, rest) = add_to(load(total), part4, load(lost));
+        store(total, sum);
+        store(lost, rest);
+        let total = state(5);
+        let lost = state(10);
+        let (sum, rest) = add_to(load(total), part5, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let _ = (state, softmax.parts);
     }
 }
@@ -405,18 +455,25 @@ fn saved_block(args: &LogitsSoftmax, panel: usize, row: usize) -> *mut u16 {
     if saved.is_null() { saved } else { saved.wrapping_add((panel * CHUNK + row) * PANEL) }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new). That is, besides
+/// Moves the reference of a vector of rows, and with it what is relative to it. That is, besides
 /// statistics and A, E of the columns of this chunk before `row`: what waits in `e` for A += E W, and what is saved.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, old: V, new: V, e: *mut u16) {
     let token = panel * PANEL + lane;
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        let sum = (*args.state.add(2)).add(token);
-        store(sum, mul(load(sum), factor));
+        let moment = (*args.state.add(5)).add(token);
+        let grown = mul(splat(-1.0), rise(old, new));
+        let sum = load((*args.state.add(4)).add(token));
+        // What weighs nothing is nothing, however far it is.
+        store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
+        for index in [1, 6] {
+            let sum = (*args.state.add(index)).add(token);
+            store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
+        }
         let saved = saved_block(args, panel, 0);
         let blocks = |values: bool, columns: usize| 0..if values { columns / PANEL } else { 0 };
         for block in blocks(!e.is_null(), row % VOCABULARY_BLOCK) {
@@ -462,7 +519,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for block in 0..blocks {
                 let (saved, e) = (saved.add(block * BLOCK), e.add(block * TERM_BLOCKS));
                 scale(saved, e, lane, factor);
@@ -519,14 +576,15 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 512,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32, 0.0f32],
-        statistics_uniforms: &["logit_scale"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4],
+        statistics_uniforms: &["logit_scale", "smoothing_share"],
         statistics_columns: &["bias", "class_weight"],
-        uniforms: &["logit_scale"],
+        uniforms: &["logit_scale", "smoothing_share"],
         rows: &[],
         columns: &["bias", "class_weight"],
-        outputs: &["weighted_logits", "rest", "target_logit"],
+        outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance"],
         column_gradients: &[],
         shared: false,
     },

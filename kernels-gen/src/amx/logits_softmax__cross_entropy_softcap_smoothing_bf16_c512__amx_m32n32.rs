@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 use std::hint::assert_unchecked;
 
 const CHUNK: usize = 512;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 // E, both as operand of A += E W and as saved value, is a right operand: blocks `[panel][column / 32]` of
 // `[token / 16][column / 2][token % 16][column % 2]`, bf16. A is transposed until it is unpacked: blocks
@@ -62,7 +62,7 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
     let rows = VOCABULARY_BLOCK.min(args.columns - start);
     // SAFETY: as for `kernel`.
     unsafe {
-        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(2)).add(panel * PANEL + lane)));
+        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(1)).add(panel * PANEL + lane)));
         let value = |row: usize, lane: usize| {
             let half = e.add(row / PANEL * TERM_BLOCKS + lane / LANES * (BLOCK / 2));
             let term = |index: usize| {
@@ -131,8 +131,8 @@ struct Softmax {
     /// What is next: the references if 0, else the columns from (next - 1) PART_ROWS.
     next: usize,
     reference: V,
-    /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-    parts: [V; 4],
+    /// The sums of a block are formed apart from the total, which keeps what its roundings lose.
+    parts: [V; 6],
 }
 
 impl Softmax {
@@ -142,7 +142,7 @@ impl Softmax {
     fn done() -> Softmax {
         let zero = splat(0.0);
         let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
-        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 4] }
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 6] }
     }
 
     #[inline]
@@ -196,7 +196,7 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         let m1 = inputs.uniform(0);
         let m4 = inputs.uniform(1);
         let m20 = inputs.classes;
-        let m31 = load_i32(inputs.targets.add(token));
+        let m24 = load_i32(inputs.targets.add(token));
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
@@ -210,16 +210,14 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
             let m5 = div(m3, splat(m4));
             let m11 = tanh(m5);
             let m12 = mul(m11, splat(m4));
-            let m30 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
-            let m32 = eq_i32(splat_i32(m19), m31);
-            let m33 = select(m32, splat(f32::NEG_INFINITY), m30);
-            peak = larger(m33, peak);
+            let m23 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+            let m25 = eq_i32(splat_i32(m19), m24);
+            let m26 = select(m25, splat(f32::NEG_INFINITY), m23);
+            peak = larger(m26, peak);
         }
-        // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
-        let peak = mul(peak, splat(LOG2_E));
         let grown = lt(add(old, splat(WINDOW)), peak);
-        softmax.reference = select(grown, ceil(peak), old);
+        softmax.reference = select(grown, reference_of(peak), old);
         if any(grown) {
             rescale(args, panel, lane, row, old, softmax.reference, e);
         }
@@ -230,6 +228,8 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         softmax.parts[1] = splat(0.0f32);
         softmax.parts[2] = splat(0.0f32);
         softmax.parts[3] = splat(0.0f32);
+        softmax.parts[4] = splat(0.0f32);
+        softmax.parts[5] = splat(0.0f32);
     }
 }
 
@@ -249,12 +249,15 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         let w1 = inputs.uniform(0);
         let w4 = inputs.uniform(1);
         let w20 = inputs.classes;
-        let w31 = load_i32(inputs.targets.add(token));
-        let w34 = reference;
+        let w34 = inputs.uniform(2);
+        let w24 = load_i32(inputs.targets.add(token));
+        let w27 = reference;
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
         let mut part4 = softmax.parts[3];
+        let mut part5 = softmax.parts[4];
+        let mut part6 = softmax.parts[5];
         // Written out, so that what the columns have in common is done once; they are stored when all are there.
         const { assert!(PART_ROWS == 4) }
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
@@ -265,9 +268,9 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
-            let w22 = inputs.column(1, column);
-            let w24 = if w21 { w22 } else { 0.0f32 };
-            let w25 = scalar_ops::eq(w24, 0.0f32);
+            let w33 = inputs.column(1, column);
+            let w35 = scalar_ops::mul(w33, w34);
+            let w36 = if w21 { w35 } else { 0.0f32 };
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
@@ -281,20 +284,26 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w16 = add(w10, splat(1.0f32));
             let w17 = mul(w16, w16);
             let w18 = div(w14, w17);
-            let w26 = mul(splat(w24), w12);
-            let w27 = if w25 { splat(0.0f32) } else { w26 };
-            let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-            let w32 = eq_i32(splat_i32(w19), w31);
-            let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-            let w35 = exp_above(w33, w34);
-            let w37 = select(w32, w30, splat(0.0f32));
-            let w39 = select(w32, w18, splat(0.0f32));
-            let w41 = mul(w35, w18);
-            part1 = add(part1, w27);
-            part2 = add(part2, w35);
-            part3 = add(part3, w37);
-            part4 = add(part4, w39);
-            w41
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w37 = select(w25, splat(0.0f32), splat(w36));
+            let w38 = select(w25, splat(w36), splat(0.0f32));
+            let w41 = above(w23, w27);
+            let w42 = mul(w37, w41);
+            let w43 = eq(w37, splat(0.0f32));
+            let w44 = select(w43, splat(0.0f32), w42);
+            let w46 = select(w25, w18, splat(0.0f32));
+            let w48 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w38);
+            part4 = add(part4, w37);
+            part5 = add(part5, w44);
+            part6 = add(part6, w46);
+            w48
         } else {
             splat(0.0)
         };
@@ -306,9 +315,9 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
-            let w22 = inputs.column(1, column);
-            let w24 = if w21 { w22 } else { 0.0f32 };
-            let w25 = scalar_ops::eq(w24, 0.0f32);
+            let w33 = inputs.column(1, column);
+            let w35 = scalar_ops::mul(w33, w34);
+            let w36 = if w21 { w35 } else { 0.0f32 };
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
@@ -322,20 +331,26 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w16 = add(w10, splat(1.0f32));
             let w17 = mul(w16, w16);
             let w18 = div(w14, w17);
-            let w26 = mul(splat(w24), w12);
-            let w27 = if w25 { splat(0.0f32) } else { w26 };
-            let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-            let w32 = eq_i32(splat_i32(w19), w31);
-            let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-            let w35 = exp_above(w33, w34);
-            let w37 = select(w32, w30, splat(0.0f32));
-            let w39 = select(w32, w18, splat(0.0f32));
-            let w41 = mul(w35, w18);
-            part1 = add(part1, w27);
-            part2 = add(part2, w35);
-            part3 = add(part3, w37);
-            part4 = add(part4, w39);
-            w41
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w37 = select(w25, splat(0.0f32), splat(w36));
+            let w38 = select(w25, splat(w36), splat(0.0f32));
+            let w41 = above(w23, w27);
+            let w42 = mul(w37, w41);
+            let w43 = eq(w37, splat(0.0f32));
+            let w44 = select(w43, splat(0.0f32), w42);
+            let w46 = select(w25, w18, splat(0.0f32));
+            let w48 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w38);
+            part4 = add(part4, w37);
+            part5 = add(part5, w44);
+            part6 = add(part6, w46);
+            w48
         } else {
             splat(0.0)
         };
@@ -347,9 +362,9 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
-            let w22 = inputs.column(1, column);
-            let w24 = if w21 { w22 } else { 0.0f32 };
-            let w25 = scalar_ops::eq(w24, 0.0f32);
+            let w33 = inputs.column(1, column);
+            let w35 = scalar_ops::mul(w33, w34);
+            let w36 = if w21 { w35 } else { 0.0f32 };
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
@@ -363,20 +378,26 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w16 = add(w10, splat(1.0f32));
             let w17 = mul(w16, w16);
             let w18 = div(w14, w17);
-            let w26 = mul(splat(w24), w12);
-            let w27 = if w25 { splat(0.0f32) } else { w26 };
-            let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-            let w32 = eq_i32(splat_i32(w19), w31);
-            let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-            let w35 = exp_above(w33, w34);
-            let w37 = select(w32, w30, splat(0.0f32));
-            let w39 = select(w32, w18, splat(0.0f32));
-            let w41 = mul(w35, w18);
-            part1 = add(part1, w27);
-            part2 = add(part2, w35);
-            part3 = add(part3, w37);
-            part4 = add(part4, w39);
-            w41
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w37 = select(w25, splat(0.0f32), splat(w36));
+            let w38 = select(w25, splat(w36), splat(0.0f32));
+            let w41 = above(w23, w27);
+            let w42 = mul(w37, w41);
+            let w43 = eq(w37, splat(0.0f32));
+            let w44 = select(w43, splat(0.0f32), w42);
+            let w46 = select(w25, w18, splat(0.0f32));
+            let w48 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w38);
+            part4 = add(part4, w37);
+            part5 = add(part5, w44);
+            part6 = add(part6, w46);
+            w48
         } else {
             splat(0.0)
         };
@@ -388,9 +409,9 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
-            let w22 = inputs.column(1, column);
-            let w24 = if w21 { w22 } else { 0.0f32 };
-            let w25 = scalar_ops::eq(w24, 0.0f32);
+            let w33 = inputs.column(1, column);
+            let w35 = scalar_ops::mul(w33, w34);
+            let w36 = if w21 { w35 } else { 0.0f32 };
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
@@ -404,20 +425,26 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w16 = add(w10, splat(1.0f32));
             let w17 = mul(w16, w16);
             let w18 = div(w14, w17);
-            let w26 = mul(splat(w24), w12);
-            let w27 = if w25 { splat(0.0f32) } else { w26 };
-            let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-            let w32 = eq_i32(splat_i32(w19), w31);
-            let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-            let w35 = exp_above(w33, w34);
-            let w37 = select(w32, w30, splat(0.0f32));
-            let w39 = select(w32, w18, splat(0.0f32));
-            let w41 = mul(w35, w18);
-            part1 = add(part1, w27);
-            part2 = add(part2, w35);
-            part3 = add(part3, w37);
-            part4 = add(part4, w39);
-            w41
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w37 = select(w25, splat(0.0f32), splat(w36));
+            let w38 = select(w25, splat(w36), splat(0.0f32));
+            let w41 = above(w23, w27);
+            let w42 = mul(w37, w41);
+            let w43 = eq(w37, splat(0.0f32));
+            let w44 = select(w43, splat(0.0f32), w42);
+            let w46 = select(w25, w18, splat(0.0f32));
+            let w48 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w38);
+            part4 = add(part4, w37);
+            part5 = add(part5, w44);
+            part6 = add(part6, w46);
+            w48
         } else {
             splat(0.0)
         };
@@ -438,6 +465,8 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         softmax.parts[1] = part2;
         softmax.parts[2] = part3;
         softmax.parts[3] = part4;
+        softmax.parts[4] = part5;
+        softmax.parts[5] = part6;
         let _ = (reference, token);
     }
 }
@@ -453,14 +482,38 @@ unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
         let part2 = softmax.parts[1];
         let part3 = softmax.parts[2];
         let part4 = softmax.parts[3];
+        let part5 = softmax.parts[4];
+        let part6 = softmax.parts[5];
         let total = state(1);
-        store(total, add(load(total), part1));
+        let lost = state(7);
+        let (sum, rest) = add_to(load(total), part1, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(2);
-        store(total, add(load(total), part2));
+        let lost = state(8);
+        let (sum, rest) = add_to(load(total), part2, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(3);
-        store(total, add(load(total), part3));
+        let lost = state(9);
+        let (sum, rest) = add_to(load(total), part3, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(4);
-        store(total, add(load(total), part4));
+        let lost = state(10);
+        let (sum, rest) = add_to(load(total), part4, load(lost));
+        store(total, sum);
+        store(lost, rest);
+        let total = state(5);
+        let lost = state(11);
+        let (sum, rest) = add_to(load(total), part5, load(lost));
+        store(total, sum);
+        store(lost, rest);
+        let total = state(6);
+        let lost = state(12);
+        let (sum, rest) = add_to(load(total), part6, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let _ = (state, softmax.parts);
     }
 }
@@ -472,18 +525,25 @@ fn saved_block(args: &LogitsSoftmax, panel: usize, row: usize) -> *mut u16 {
     if saved.is_null() { saved } else { saved.wrapping_add((panel * CHUNK + row) * PANEL) }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new). That is, besides
+/// Moves the reference of a vector of rows, and with it what is relative to it. That is, besides
 /// statistics and A, E of the columns of this chunk before `row`: what waits in `e` for A += E W, and what is saved.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, old: V, new: V, e: *mut u16) {
     let token = panel * PANEL + lane;
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        let sum = (*args.state.add(2)).add(token);
-        store(sum, mul(load(sum), factor));
+        let moment = (*args.state.add(5)).add(token);
+        let grown = mul(splat(-1.0), rise(old, new));
+        let sum = load((*args.state.add(4)).add(token));
+        // What weighs nothing is nothing, however far it is.
+        store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
+        for index in [1, 7] {
+            let sum = (*args.state.add(index)).add(token);
+            store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
+        }
         let saved = saved_block(args, panel, 0);
         let blocks = |values: bool, columns: usize| 0..if values { columns / PANEL } else { 0 };
         for block in blocks(!e.is_null(), row % VOCABULARY_BLOCK) {
@@ -529,7 +589,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for block in 0..blocks {
                 let (saved, e) = (saved.add(block * BLOCK), e.add(block * TERM_BLOCKS));
                 scale(saved, e, lane, factor);
@@ -586,14 +646,15 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 512,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "target_slope"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32],
-        statistics_uniforms: &["logit_scale", "softcap"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4, 5],
+        statistics_uniforms: &["logit_scale", "softcap", "smoothing_share"],
         statistics_columns: &["bias", "class_weight"],
-        uniforms: &["logit_scale", "softcap"],
+        uniforms: &["logit_scale", "softcap", "smoothing_share"],
         rows: &[],
         columns: &["bias", "class_weight"],
-        outputs: &["weighted_logits", "rest", "target_logit", "target_slope"],
+        outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope"],
         column_gradients: &[],
         shared: false,
     },

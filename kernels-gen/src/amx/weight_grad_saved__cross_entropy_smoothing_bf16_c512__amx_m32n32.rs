@@ -179,7 +179,7 @@ unsafe fn derivative<const WHOLE: bool>(
         let token = panel * PANEL + lane;
         let reference = load(args.reference.add(token));
         let _ = statistics_inputs;
-        let factor = exp2(sub(load(args.saved_reference.add(token)), reference));
+        let factor = rebase(load(args.saved_reference.add(token)), reference);
         let from = from.add(lane / LANES * (BLOCK / 2) + first * LANES);
         // The same part of the panel that comes next, a block of time ahead.
         _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(CHUNK * PANEL).cast());
@@ -432,9 +432,10 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 512,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32, 0.0f32],
-        statistics_uniforms: &["logit_scale"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4],
+        statistics_uniforms: &["logit_scale", "smoothing_share"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale"],
         rows: &["target_factor", "a_factor", "operand_factor", "upstream"],

@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 use std::hint::assert_unchecked;
 
 const CHUNK: usize = 256;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 // E as operand of A += E W is a right operand: blocks `[panel][column / 32][term]` of
 // `[token / 16][column / 2][token % 16][column % 2]`, bf16; as saved value it is f32, `[panel][column][token]`. A is
@@ -132,7 +132,7 @@ struct Softmax {
     /// What is next: the references if 0, else the columns from (next - 1) PART_ROWS.
     next: usize,
     reference: V,
-    /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
+    /// The sums of a block are formed apart from the total, which keeps what its roundings lose.
     parts: [V; 0],
 }
 
@@ -201,11 +201,9 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
             let logit = load(logits.add(i * PANEL + lane));
             peak = larger(splat(f32::NEG_INFINITY), peak);
         }
-        // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
-        let peak = mul(peak, splat(LOG2_E));
         let grown = lt(add(old, splat(WINDOW)), peak);
-        softmax.reference = select(grown, ceil(peak), old);
+        softmax.reference = select(grown, reference_of(peak), old);
         if any(grown) {
             rescale(args, panel, lane, row, old, softmax.reference, e);
         }
@@ -373,13 +371,13 @@ fn saved_block(args: &LogitsSoftmax, panel: usize, row: usize) -> *mut f32 {
     if saved.is_null() { saved } else { saved.wrapping_add((panel * CHUNK + row) * PANEL) }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new). That is, besides
+/// Moves the reference of a vector of rows, and with it what is relative to it. That is, besides
 /// statistics and A, E of the columns of this chunk before `row`: what waits in `e` for A += E W, and what is saved.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, old: V, new: V, e: *mut u16) {
     let token = panel * PANEL + lane;
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
@@ -430,7 +428,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for block in 0..blocks {
                 let (saved, e) = (saved.add(block * BLOCK), e.add(block * TERM_BLOCKS));
                 for i in (0..PANEL).step_by(2) {
@@ -495,6 +493,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
         identities: &[],
+        sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "softcap"],

@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 use std::hint::assert_unchecked;
 
 const CHUNK: usize = 256;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 // E as operand of A += E W is a right operand: blocks `[panel][column / 32][term]` of
 // `[token / 16][column / 2][token % 16][column % 2]`, bf16; as saved value it is f32, `[panel][column][token]`. A is
@@ -63,7 +63,7 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
     let rows = VOCABULARY_BLOCK.min(args.columns - start);
     // SAFETY: as for `kernel`.
     unsafe {
-        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(2)).add(panel * PANEL + lane)));
+        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(1)).add(panel * PANEL + lane)));
         let value = |row: usize, lane: usize| {
             let half = e.add(row / PANEL * TERM_BLOCKS + lane / LANES * (BLOCK / 2));
             let term = |index: usize| {
@@ -132,8 +132,8 @@ struct Softmax {
     /// What is next: the references if 0, else the columns from (next - 1) PART_ROWS.
     next: usize,
     reference: V,
-    /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-    parts: [V; 5],
+    /// The sums of a block are formed apart from the total, which keeps what its roundings lose.
+    parts: [V; 7],
 }
 
 impl Softmax {
@@ -143,7 +143,7 @@ impl Softmax {
     fn done() -> Softmax {
         let zero = splat(0.0);
         let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
-        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 5] }
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 7] }
     }
 
     #[inline]
@@ -196,7 +196,7 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         let token = panel * PANEL + lane;
         let m1 = inputs.uniform(0);
         let m5 = inputs.classes;
-        let m16 = load_i32(inputs.targets.add(token));
+        let m9 = load_i32(inputs.targets.add(token));
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
@@ -207,16 +207,14 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
             let m6 = scalar_ops::lt_i32(m4, m5);
             let m0 = logit;
             let m3 = mul_add(m0, splat(m1), splat(m2));
-            let m15 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
-            let m17 = eq_i32(splat_i32(m4), m16);
-            let m18 = select(m17, splat(f32::NEG_INFINITY), m15);
-            peak = larger(m18, peak);
+            let m8 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
+            let m10 = eq_i32(splat_i32(m4), m9);
+            let m11 = select(m10, splat(f32::NEG_INFINITY), m8);
+            peak = larger(m11, peak);
         }
-        // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
-        let peak = mul(peak, splat(LOG2_E));
         let grown = lt(add(old, splat(WINDOW)), peak);
-        softmax.reference = select(grown, ceil(peak), old);
+        softmax.reference = select(grown, reference_of(peak), old);
         if any(grown) {
             rescale(args, panel, lane, row, old, softmax.reference, e);
         }
@@ -226,8 +224,10 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         softmax.parts[0] = splat(0.0f32);
         softmax.parts[1] = splat(0.0f32);
         softmax.parts[2] = splat(0.0f32);
-        softmax.parts[3] = splat(-1.0f32);
-        softmax.parts[4] = splat(f32::NEG_INFINITY);
+        softmax.parts[3] = splat(0.0f32);
+        softmax.parts[4] = splat(0.0f32);
+        softmax.parts[5] = splat(-1.0f32);
+        softmax.parts[6] = splat(f32::NEG_INFINITY);
     }
 }
 
@@ -246,14 +246,17 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         let saved = saved_block(args, panel, row);
         let w1 = inputs.uniform(0);
         let w5 = inputs.classes;
-        let w25 = inputs.uniform(1);
-        let w16 = load_i32(inputs.targets.add(token));
-        let w19 = reference;
+        let w19 = inputs.uniform(1);
+        let w32 = inputs.uniform(2);
+        let w9 = load_i32(inputs.targets.add(token));
+        let w12 = reference;
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
         let mut part4 = softmax.parts[3];
         let mut part5 = softmax.parts[4];
+        let mut part6 = softmax.parts[5];
+        let mut part7 = softmax.parts[6];
         // Written out, so that what the columns have in common is done once; they are stored when all are there.
         const { assert!(PART_ROWS == 4) }
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
@@ -264,26 +267,32 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
-            let w7 = inputs.column(1, column);
-            let w9 = if w6 { w7 } else { 0.0f32 };
-            let w10 = scalar_ops::eq(w9, 0.0f32);
-            let w24 = scalar_ops::float(w4);
-            let w26 = scalar_ops::add(w24, w25);
+            let w18 = inputs.column(1, column);
+            let w20 = scalar_ops::mul(w18, w19);
+            let w21 = if w6 { w20 } else { 0.0f32 };
+            let w31 = scalar_ops::float(w4);
+            let w33 = scalar_ops::add(w31, w32);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w11 = mul(splat(w9), w3);
-            let w12 = if w10 { splat(0.0f32) } else { w11 };
-            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w4), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w22 = select(w17, w15, splat(0.0f32));
-            part1 = add(part1, w12);
-            part2 = add(part2, w20);
-            part3 = add(part3, w22);
-            part4 = select(lt(part5, w15), splat(w26), part4);
-            part5 = maximum(part5, w15);
-            w20
+            let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w10 = eq_i32(splat_i32(w4), w9);
+            let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+            let w13 = exp_above(w11, w12);
+            let w16 = select(w10, w8, splat(0.0f32));
+            let w22 = select(w10, splat(0.0f32), splat(w21));
+            let w23 = select(w10, splat(w21), splat(0.0f32));
+            let w26 = above(w8, w12);
+            let w27 = mul(w22, w26);
+            let w28 = eq(w22, splat(0.0f32));
+            let w29 = select(w28, splat(0.0f32), w27);
+            part1 = add(part1, w13);
+            part2 = add(part2, w16);
+            part3 = add(part3, w23);
+            part4 = add(part4, w22);
+            part5 = add(part5, w29);
+            part6 = select(lt(part7, w8), splat(w33), part6);
+            part7 = maximum(part7, w8);
+            w13
         } else {
             splat(0.0)
         };
@@ -295,26 +304,32 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
-            let w7 = inputs.column(1, column);
-            let w9 = if w6 { w7 } else { 0.0f32 };
-            let w10 = scalar_ops::eq(w9, 0.0f32);
-            let w24 = scalar_ops::float(w4);
-            let w26 = scalar_ops::add(w24, w25);
+            let w18 = inputs.column(1, column);
+            let w20 = scalar_ops::mul(w18, w19);
+            let w21 = if w6 { w20 } else { 0.0f32 };
+            let w31 = scalar_ops::float(w4);
+            let w33 = scalar_ops::add(w31, w32);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w11 = mul(splat(w9), w3);
-            let w12 = if w10 { splat(0.0f32) } else { w11 };
-            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w4), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w22 = select(w17, w15, splat(0.0f32));
-            part1 = add(part1, w12);
-            part2 = add(part2, w20);
-            part3 = add(part3, w22);
-            part4 = select(lt(part5, w15), splat(w26), part4);
-            part5 = maximum(part5, w15);
-            w20
+            let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w10 = eq_i32(splat_i32(w4), w9);
+            let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+            let w13 = exp_above(w11, w12);
+            let w16 = select(w10, w8, splat(0.0f32));
+            let w22 = select(w10, splat(0.0f32), splat(w21));
+            let w23 = select(w10, splat(w21), splat(0.0f32));
+            let w26 = above(w8, w12);
+            let w27 = mul(w22, w26);
+            let w28 = eq(w22, splat(0.0f32));
+            let w29 = select(w28, splat(0.0f32), w27);
+            part1 = add(part1, w13);
+            part2 = add(part2, w16);
+            part3 = add(part3, w23);
+            part4 = add(part4, w22);
+            part5 = add(part5, w29);
+            part6 = select(lt(part7, w8), splat(w33), part6);
+            part7 = maximum(part7, w8);
+            w13
         } else {
             splat(0.0)
         };
@@ -326,26 +341,32 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
-            let w7 = inputs.column(1, column);
-            let w9 = if w6 { w7 } else { 0.0f32 };
-            let w10 = scalar_ops::eq(w9, 0.0f32);
-            let w24 = scalar_ops::float(w4);
-            let w26 = scalar_ops::add(w24, w25);
+            let w18 = inputs.column(1, column);
+            let w20 = scalar_ops::mul(w18, w19);
+            let w21 = if w6 { w20 } else { 0.0f32 };
+            let w31 = scalar_ops::float(w4);
+            let w33 = scalar_ops::add(w31, w32);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w11 = mul(splat(w9), w3);
-            let w12 = if w10 { splat(0.0f32) } else { w11 };
-            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w4), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w22 = select(w17, w15, splat(0.0f32));
-            part1 = add(part1, w12);
-            part2 = add(part2, w20);
-            part3 = add(part3, w22);
-            part4 = select(lt(part5, w15), splat(w26), part4);
-            part5 = maximum(part5, w15);
-            w20
+            let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w10 = eq_i32(splat_i32(w4), w9);
+            let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+            let w13 = exp_above(w11, w12);
+            let w16 = select(w10, w8, splat(0.0f32));
+            let w22 = select(w10, splat(0.0f32), splat(w21));
+            let w23 = select(w10, splat(w21), splat(0.0f32));
+            let w26 = above(w8, w12);
+            let w27 = mul(w22, w26);
+            let w28 = eq(w22, splat(0.0f32));
+            let w29 = select(w28, splat(0.0f32), w27);
+            part1 = add(part1, w13);
+            part2 = add(part2, w16);
+            part3 = add(part3, w23);
+            part4 = add(part4, w22);
+            part5 = add(part5, w29);
+            part6 = select(lt(part7, w8), splat(w33), part6);
+            part7 = maximum(part7, w8);
+            w13
         } else {
             splat(0.0)
         };
@@ -357,26 +378,32 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w4 = column;
             let w6 = scalar_ops::lt_i32(w4, w5);
-            let w7 = inputs.column(1, column);
-            let w9 = if w6 { w7 } else { 0.0f32 };
-            let w10 = scalar_ops::eq(w9, 0.0f32);
-            let w24 = scalar_ops::float(w4);
-            let w26 = scalar_ops::add(w24, w25);
+            let w18 = inputs.column(1, column);
+            let w20 = scalar_ops::mul(w18, w19);
+            let w21 = if w6 { w20 } else { 0.0f32 };
+            let w31 = scalar_ops::float(w4);
+            let w33 = scalar_ops::add(w31, w32);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
-            let w11 = mul(splat(w9), w3);
-            let w12 = if w10 { splat(0.0f32) } else { w11 };
-            let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-            let w17 = eq_i32(splat_i32(w4), w16);
-            let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-            let w20 = exp_above(w18, w19);
-            let w22 = select(w17, w15, splat(0.0f32));
-            part1 = add(part1, w12);
-            part2 = add(part2, w20);
-            part3 = add(part3, w22);
-            part4 = select(lt(part5, w15), splat(w26), part4);
-            part5 = maximum(part5, w15);
-            w20
+            let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+            let w10 = eq_i32(splat_i32(w4), w9);
+            let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+            let w13 = exp_above(w11, w12);
+            let w16 = select(w10, w8, splat(0.0f32));
+            let w22 = select(w10, splat(0.0f32), splat(w21));
+            let w23 = select(w10, splat(w21), splat(0.0f32));
+            let w26 = above(w8, w12);
+            let w27 = mul(w22, w26);
+            let w28 = eq(w22, splat(0.0f32));
+            let w29 = select(w28, splat(0.0f32), w27);
+            part1 = add(part1, w13);
+            part2 = add(part2, w16);
+            part3 = add(part3, w23);
+            part4 = add(part4, w22);
+            part5 = add(part5, w29);
+            part6 = select(lt(part7, w8), splat(w33), part6);
+            part7 = maximum(part7, w8);
+            w13
         } else {
             splat(0.0)
         };
@@ -399,6 +426,8 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         softmax.parts[2] = part3;
         softmax.parts[3] = part4;
         softmax.parts[4] = part5;
+        softmax.parts[5] = part6;
+        softmax.parts[6] = part7;
         let _ = (reference, token);
     }
 }
@@ -415,17 +444,38 @@ unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
         let part3 = softmax.parts[2];
         let part4 = softmax.parts[3];
         let part5 = softmax.parts[4];
+        let part6 = softmax.parts[5];
+        let part7 = softmax.parts[6];
         let total = state(1);
-        store(total, add(load(total), part1));
+        let lost = state(8);
+        let (sum, rest) = add_to(load(total), part1, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(2);
-        store(total, add(load(total), part2));
+        let lost = state(9);
+        let (sum, rest) = add_to(load(total), part2, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(3);
-        store(total, add(load(total), part3));
+        let lost = state(10);
+        let (sum, rest) = add_to(load(total), part3, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(4);
-        let larger = lt(load(state(5)), part5);
-        store(total, select(larger, part4, load(total)));
+        let lost = state(11);
+        let (sum, rest) = add_to(load(total), part4, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(5);
-        store(total, maximum(load(total), part5));
+        let lost = state(12);
+        let (sum, rest) = add_to(load(total), part5, load(lost));
+        store(total, sum);
+        store(lost, rest);
+        let total = state(6);
+        let larger = lt(load(state(7)), part7);
+        store(total, select(larger, part6, load(total)));
+        let total = state(7);
+        store(total, maximum(load(total), part7));
         let _ = (state, softmax.parts);
     }
 }
@@ -437,18 +487,25 @@ fn saved_block(args: &LogitsSoftmax, panel: usize, row: usize) -> *mut f32 {
     if saved.is_null() { saved } else { saved.wrapping_add((panel * CHUNK + row) * PANEL) }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new). That is, besides
+/// Moves the reference of a vector of rows, and with it what is relative to it. That is, besides
 /// statistics and A, E of the columns of this chunk before `row`: what waits in `e` for A += E W, and what is saved.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, old: V, new: V, e: *mut u16) {
     let token = panel * PANEL + lane;
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        let sum = (*args.state.add(2)).add(token);
-        store(sum, mul(load(sum), factor));
+        let moment = (*args.state.add(5)).add(token);
+        let grown = mul(splat(-1.0), rise(old, new));
+        let sum = load((*args.state.add(4)).add(token));
+        // What weighs nothing is nothing, however far it is.
+        store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
+        for index in [1, 8] {
+            let sum = (*args.state.add(index)).add(token);
+            store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
+        }
         let saved = saved_block(args, panel, 0);
         let blocks = |values: bool, columns: usize| 0..if values { columns / PANEL } else { 0 };
         for block in blocks(!e.is_null(), row % VOCABULARY_BLOCK) {
@@ -496,7 +553,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for block in 0..blocks {
                 let (saved, e) = (saved.add(block * BLOCK), e.add(block * TERM_BLOCKS));
                 for i in (0..PANEL).step_by(2) {
@@ -559,14 +616,15 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 256,
     loss: "cross_entropy_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
-        statistics_uniforms: &["logit_scale", "first_class"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1, 2, 3, 4],
+        statistics_uniforms: &["logit_scale", "smoothing_share", "first_class"],
         statistics_columns: &["bias", "class_weight"],
-        uniforms: &["logit_scale", "first_class"],
+        uniforms: &["logit_scale", "smoothing_share", "first_class"],
         rows: &[],
         columns: &["bias", "class_weight"],
-        outputs: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
+        outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
         column_gradients: &[],
         shared: false,
     },

@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 use std::hint::assert_unchecked;
 
 const CHUNK: usize = 256;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 // E as operand of A += E W is a right operand: blocks `[panel][column / 32][term]` of
 // `[token / 16][column / 2][token % 16][column % 2]`, bf16; as saved value it is f32, `[panel][column][token]`. A is
@@ -63,7 +63,7 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
     let rows = VOCABULARY_BLOCK.min(args.columns - start);
     // SAFETY: as for `kernel`.
     unsafe {
-        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(2)).add(panel * PANEL + lane)));
+        let limit = |lane: usize| mul(splat(args.filter), load((*args.state.add(1)).add(panel * PANEL + lane)));
         let value = |row: usize, lane: usize| {
             let half = e.add(row / PANEL * TERM_BLOCKS + lane / LANES * (BLOCK / 2));
             let term = |index: usize| {
@@ -132,8 +132,8 @@ struct Softmax {
     /// What is next: the references if 0, else the columns from (next - 1) PART_ROWS.
     next: usize,
     reference: V,
-    /// The sums of a block are formed apart from the total: that keeps the rounding error of long sums small.
-    parts: [V; 6],
+    /// The sums of a block are formed apart from the total, which keeps what its roundings lose.
+    parts: [V; 8],
 }
 
 impl Softmax {
@@ -143,7 +143,7 @@ impl Softmax {
     fn done() -> Softmax {
         let zero = splat(0.0);
         let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
-        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 6] }
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 8] }
     }
 
     #[inline]
@@ -197,7 +197,7 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         let m1 = inputs.uniform(0);
         let m4 = inputs.uniform(1);
         let m20 = inputs.classes;
-        let m31 = load_i32(inputs.targets.add(token));
+        let m24 = load_i32(inputs.targets.add(token));
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..rows {
             let column = (args.first_column + row + i) as i32;
@@ -211,16 +211,14 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
             let m5 = div(m3, splat(m4));
             let m11 = tanh(m5);
             let m12 = mul(m11, splat(m4));
-            let m30 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
-            let m32 = eq_i32(splat_i32(m19), m31);
-            let m33 = select(m32, splat(f32::NEG_INFINITY), m30);
-            peak = larger(m33, peak);
+            let m23 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+            let m25 = eq_i32(splat_i32(m19), m24);
+            let m26 = select(m25, splat(f32::NEG_INFINITY), m23);
+            peak = larger(m26, peak);
         }
-        // The reference is an integer, so that every rescale is exact.
         let old = load((*args.state).add(token));
-        let peak = mul(peak, splat(LOG2_E));
         let grown = lt(add(old, splat(WINDOW)), peak);
-        softmax.reference = select(grown, ceil(peak), old);
+        softmax.reference = select(grown, reference_of(peak), old);
         if any(grown) {
             rescale(args, panel, lane, row, old, softmax.reference, e);
         }
@@ -231,8 +229,10 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         softmax.parts[1] = splat(0.0f32);
         softmax.parts[2] = splat(0.0f32);
         softmax.parts[3] = splat(0.0f32);
-        softmax.parts[4] = splat(-1.0f32);
-        softmax.parts[5] = splat(f32::NEG_INFINITY);
+        softmax.parts[4] = splat(0.0f32);
+        softmax.parts[5] = splat(0.0f32);
+        softmax.parts[6] = splat(-1.0f32);
+        softmax.parts[7] = splat(f32::NEG_INFINITY);
     }
 }
 
@@ -252,15 +252,18 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         let w1 = inputs.uniform(0);
         let w4 = inputs.uniform(1);
         let w20 = inputs.classes;
-        let w42 = inputs.uniform(2);
-        let w31 = load_i32(inputs.targets.add(token));
-        let w34 = reference;
+        let w34 = inputs.uniform(2);
+        let w49 = inputs.uniform(3);
+        let w24 = load_i32(inputs.targets.add(token));
+        let w27 = reference;
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
         let mut part4 = softmax.parts[3];
         let mut part5 = softmax.parts[4];
         let mut part6 = softmax.parts[5];
+        let mut part7 = softmax.parts[6];
+        let mut part8 = softmax.parts[7];
         // Written out, so that what the columns have in common is done once; they are stored when all are there.
         const { assert!(PART_ROWS == 4) }
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
@@ -271,11 +274,11 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
-            let w22 = inputs.column(1, column);
-            let w24 = if w21 { w22 } else { 0.0f32 };
-            let w25 = scalar_ops::eq(w24, 0.0f32);
-            let w41 = scalar_ops::float(w19);
-            let w43 = scalar_ops::add(w41, w42);
+            let w33 = inputs.column(1, column);
+            let w35 = scalar_ops::mul(w33, w34);
+            let w36 = if w21 { w35 } else { 0.0f32 };
+            let w48 = scalar_ops::float(w19);
+            let w50 = scalar_ops::add(w48, w49);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
@@ -289,22 +292,28 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w16 = add(w10, splat(1.0f32));
             let w17 = mul(w16, w16);
             let w18 = div(w14, w17);
-            let w26 = mul(splat(w24), w12);
-            let w27 = if w25 { splat(0.0f32) } else { w26 };
-            let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-            let w32 = eq_i32(splat_i32(w19), w31);
-            let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-            let w35 = exp_above(w33, w34);
-            let w37 = select(w32, w30, splat(0.0f32));
-            let w39 = select(w32, w18, splat(0.0f32));
-            let w46 = mul(w35, w18);
-            part1 = add(part1, w27);
-            part2 = add(part2, w35);
-            part3 = add(part3, w37);
-            part4 = add(part4, w39);
-            part5 = select(lt(part6, w30), splat(w43), part5);
-            part6 = maximum(part6, w30);
-            w46
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w37 = select(w25, splat(0.0f32), splat(w36));
+            let w38 = select(w25, splat(w36), splat(0.0f32));
+            let w41 = above(w23, w27);
+            let w42 = mul(w37, w41);
+            let w43 = eq(w37, splat(0.0f32));
+            let w44 = select(w43, splat(0.0f32), w42);
+            let w46 = select(w25, w18, splat(0.0f32));
+            let w53 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w38);
+            part4 = add(part4, w37);
+            part5 = add(part5, w44);
+            part6 = add(part6, w46);
+            part7 = select(lt(part8, w23), splat(w50), part7);
+            part8 = maximum(part8, w23);
+            w53
         } else {
             splat(0.0)
         };
@@ -316,11 +325,11 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
-            let w22 = inputs.column(1, column);
-            let w24 = if w21 { w22 } else { 0.0f32 };
-            let w25 = scalar_ops::eq(w24, 0.0f32);
-            let w41 = scalar_ops::float(w19);
-            let w43 = scalar_ops::add(w41, w42);
+            let w33 = inputs.column(1, column);
+            let w35 = scalar_ops::mul(w33, w34);
+            let w36 = if w21 { w35 } else { 0.0f32 };
+            let w48 = scalar_ops::float(w19);
+            let w50 = scalar_ops::add(w48, w49);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
@@ -334,22 +343,28 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w16 = add(w10, splat(1.0f32));
             let w17 = mul(w16, w16);
             let w18 = div(w14, w17);
-            let w26 = mul(splat(w24), w12);
-            let w27 = if w25 { splat(0.0f32) } else { w26 };
-            let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-            let w32 = eq_i32(splat_i32(w19), w31);
-            let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-            let w35 = exp_above(w33, w34);
-            let w37 = select(w32, w30, splat(0.0f32));
-            let w39 = select(w32, w18, splat(0.0f32));
-            let w46 = mul(w35, w18);
-            part1 = add(part1, w27);
-            part2 = add(part2, w35);
-            part3 = add(part3, w37);
-            part4 = add(part4, w39);
-            part5 = select(lt(part6, w30), splat(w43), part5);
-            part6 = maximum(part6, w30);
-            w46
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w37 = select(w25, splat(0.0f32), splat(w36));
+            let w38 = select(w25, splat(w36), splat(0.0f32));
+            let w41 = above(w23, w27);
+            let w42 = mul(w37, w41);
+            let w43 = eq(w37, splat(0.0f32));
+            let w44 = select(w43, splat(0.0f32), w42);
+            let w46 = select(w25, w18, splat(0.0f32));
+            let w53 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w38);
+            part4 = add(part4, w37);
+            part5 = add(part5, w44);
+            part6 = add(part6, w46);
+            part7 = select(lt(part8, w23), splat(w50), part7);
+            part8 = maximum(part8, w23);
+            w53
         } else {
             splat(0.0)
         };
@@ -361,11 +376,11 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
-            let w22 = inputs.column(1, column);
-            let w24 = if w21 { w22 } else { 0.0f32 };
-            let w25 = scalar_ops::eq(w24, 0.0f32);
-            let w41 = scalar_ops::float(w19);
-            let w43 = scalar_ops::add(w41, w42);
+            let w33 = inputs.column(1, column);
+            let w35 = scalar_ops::mul(w33, w34);
+            let w36 = if w21 { w35 } else { 0.0f32 };
+            let w48 = scalar_ops::float(w19);
+            let w50 = scalar_ops::add(w48, w49);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
@@ -379,22 +394,28 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w16 = add(w10, splat(1.0f32));
             let w17 = mul(w16, w16);
             let w18 = div(w14, w17);
-            let w26 = mul(splat(w24), w12);
-            let w27 = if w25 { splat(0.0f32) } else { w26 };
-            let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-            let w32 = eq_i32(splat_i32(w19), w31);
-            let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-            let w35 = exp_above(w33, w34);
-            let w37 = select(w32, w30, splat(0.0f32));
-            let w39 = select(w32, w18, splat(0.0f32));
-            let w46 = mul(w35, w18);
-            part1 = add(part1, w27);
-            part2 = add(part2, w35);
-            part3 = add(part3, w37);
-            part4 = add(part4, w39);
-            part5 = select(lt(part6, w30), splat(w43), part5);
-            part6 = maximum(part6, w30);
-            w46
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w37 = select(w25, splat(0.0f32), splat(w36));
+            let w38 = select(w25, splat(w36), splat(0.0f32));
+            let w41 = above(w23, w27);
+            let w42 = mul(w37, w41);
+            let w43 = eq(w37, splat(0.0f32));
+            let w44 = select(w43, splat(0.0f32), w42);
+            let w46 = select(w25, w18, splat(0.0f32));
+            let w53 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w38);
+            part4 = add(part4, w37);
+            part5 = add(part5, w44);
+            part6 = add(part6, w46);
+            part7 = select(lt(part8, w23), splat(w50), part7);
+            part8 = maximum(part8, w23);
+            w53
         } else {
             splat(0.0)
         };
@@ -406,11 +427,11 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w2 = inputs.column(0, column);
             let w19 = column;
             let w21 = scalar_ops::lt_i32(w19, w20);
-            let w22 = inputs.column(1, column);
-            let w24 = if w21 { w22 } else { 0.0f32 };
-            let w25 = scalar_ops::eq(w24, 0.0f32);
-            let w41 = scalar_ops::float(w19);
-            let w43 = scalar_ops::add(w41, w42);
+            let w33 = inputs.column(1, column);
+            let w35 = scalar_ops::mul(w33, w34);
+            let w36 = if w21 { w35 } else { 0.0f32 };
+            let w48 = scalar_ops::float(w19);
+            let w50 = scalar_ops::add(w48, w49);
             let w0 = logit;
             let w3 = mul_add(w0, splat(w1), splat(w2));
             let w5 = div(w3, splat(w4));
@@ -424,22 +445,28 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             let w16 = add(w10, splat(1.0f32));
             let w17 = mul(w16, w16);
             let w18 = div(w14, w17);
-            let w26 = mul(splat(w24), w12);
-            let w27 = if w25 { splat(0.0f32) } else { w26 };
-            let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-            let w32 = eq_i32(splat_i32(w19), w31);
-            let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-            let w35 = exp_above(w33, w34);
-            let w37 = select(w32, w30, splat(0.0f32));
-            let w39 = select(w32, w18, splat(0.0f32));
-            let w46 = mul(w35, w18);
-            part1 = add(part1, w27);
-            part2 = add(part2, w35);
-            part3 = add(part3, w37);
-            part4 = add(part4, w39);
-            part5 = select(lt(part6, w30), splat(w43), part5);
-            part6 = maximum(part6, w30);
-            w46
+            let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+            let w25 = eq_i32(splat_i32(w19), w24);
+            let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+            let w28 = exp_above(w26, w27);
+            let w31 = select(w25, w23, splat(0.0f32));
+            let w37 = select(w25, splat(0.0f32), splat(w36));
+            let w38 = select(w25, splat(w36), splat(0.0f32));
+            let w41 = above(w23, w27);
+            let w42 = mul(w37, w41);
+            let w43 = eq(w37, splat(0.0f32));
+            let w44 = select(w43, splat(0.0f32), w42);
+            let w46 = select(w25, w18, splat(0.0f32));
+            let w53 = mul(w28, w18);
+            part1 = add(part1, w28);
+            part2 = add(part2, w31);
+            part3 = add(part3, w38);
+            part4 = add(part4, w37);
+            part5 = add(part5, w44);
+            part6 = add(part6, w46);
+            part7 = select(lt(part8, w23), splat(w50), part7);
+            part8 = maximum(part8, w23);
+            w53
         } else {
             splat(0.0)
         };
@@ -463,6 +490,8 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         softmax.parts[3] = part4;
         softmax.parts[4] = part5;
         softmax.parts[5] = part6;
+        softmax.parts[6] = part7;
+        softmax.parts[7] = part8;
         let _ = (reference, token);
     }
 }
@@ -480,19 +509,43 @@ unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
         let part4 = softmax.parts[3];
         let part5 = softmax.parts[4];
         let part6 = softmax.parts[5];
+        let part7 = softmax.parts[6];
+        let part8 = softmax.parts[7];
         let total = state(1);
-        store(total, add(load(total), part1));
+        let lost = state(9);
+        let (sum, rest) = add_to(load(total), part1, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(2);
-        store(total, add(load(total), part2));
+        let lost = state(10);
+        let (sum, rest) = add_to(load(total), part2, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(3);
-        store(total, add(load(total), part3));
+        let lost = state(11);
+        let (sum, rest) = add_to(load(total), part3, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(4);
-        store(total, add(load(total), part4));
+        let lost = state(12);
+        let (sum, rest) = add_to(load(total), part4, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(5);
-        let larger = lt(load(state(6)), part6);
-        store(total, select(larger, part5, load(total)));
+        let lost = state(13);
+        let (sum, rest) = add_to(load(total), part5, load(lost));
+        store(total, sum);
+        store(lost, rest);
         let total = state(6);
-        store(total, maximum(load(total), part6));
+        let lost = state(14);
+        let (sum, rest) = add_to(load(total), part6, load(lost));
+        store(total, sum);
+        store(lost, rest);
+        let total = state(7);
+        let larger = lt(load(state(8)), part8);
+        store(total, select(larger, part7, load(total)));
+        let total = state(8);
+        store(total, maximum(load(total), part8));
         let _ = (state, softmax.parts);
     }
 }
@@ -504,18 +557,25 @@ fn saved_block(args: &LogitsSoftmax, panel: usize, row: usize) -> *mut f32 {
     if saved.is_null() { saved } else { saved.wrapping_add((panel * CHUNK + row) * PANEL) }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new). That is, besides
+/// Moves the reference of a vector of rows, and with it what is relative to it. That is, besides
 /// statistics and A, E of the columns of this chunk before `row`: what waits in `e` for A += E W, and what is saved.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, old: V, new: V, e: *mut u16) {
     let token = panel * PANEL + lane;
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        let sum = (*args.state.add(2)).add(token);
-        store(sum, mul(load(sum), factor));
+        let moment = (*args.state.add(5)).add(token);
+        let grown = mul(splat(-1.0), rise(old, new));
+        let sum = load((*args.state.add(4)).add(token));
+        // What weighs nothing is nothing, however far it is.
+        store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
+        for index in [1, 9] {
+            let sum = (*args.state.add(index)).add(token);
+            store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
+        }
         let saved = saved_block(args, panel, 0);
         let blocks = |values: bool, columns: usize| 0..if values { columns / PANEL } else { 0 };
         for block in blocks(!e.is_null(), row % VOCABULARY_BLOCK) {
@@ -563,7 +623,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, start: usize, e: *mut u
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for block in 0..blocks {
                 let (saved, e) = (saved.add(block * BLOCK), e.add(block * TERM_BLOCKS));
                 for i in (0..PANEL).step_by(2) {
@@ -626,14 +686,15 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 256,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "target_slope", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
-        statistics_uniforms: &["logit_scale", "softcap", "first_class"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1, 2, 3, 4, 5],
+        statistics_uniforms: &["logit_scale", "softcap", "smoothing_share", "first_class"],
         statistics_columns: &["bias", "class_weight"],
-        uniforms: &["logit_scale", "softcap", "first_class"],
+        uniforms: &["logit_scale", "softcap", "smoothing_share", "first_class"],
         rows: &[],
         columns: &["bias", "class_weight"],
-        outputs: &["weighted_logits", "rest", "target_logit", "target_slope", "argmax", "largest"],
+        outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
         column_gradients: &[],
         shared: false,
     },

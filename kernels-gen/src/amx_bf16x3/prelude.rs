@@ -57,26 +57,6 @@ pub fn exp2(a: V) -> V {
     // a - f is what was cut off, exactly, for one operation less than rounding again.
     _mm512_scalef_ps(mul_add(p, f, splat(1.0)), sub(a, f))
 }
-#[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub fn above(a: V, reference: V) -> V {
-    let exact = _mm512_fnmadd_ps(reference, splat(LN_2_LOW), _mm512_fnmadd_ps(reference, splat(LN_2_HIGH), a));
-    let huge = lt(splat(HUGE_REFERENCE), _mm512_abs_ps(reference));
-    // Compared as `exp_above` does, so that the two agree.
-    if any(huge) { select(huge, mul(sub(mul(a, splat(LOG2_E)), reference), splat(std::f32::consts::LN_2)), exact) } else { exact }
-}
-// The product a log2(e) - reference is formed in one rounding, so the size of a common offset costs no precision. Where the
-// reference itself is so large that it is rounded by more than that, the same product is rounded in the same way instead:
-// the largest logit of a row then stays below its reference, and equal ones stay equal.
-#[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub fn exp_above(a: V, reference: V) -> V {
-    let exact = mul_add(a, splat(LOG2_E_LOW), _mm512_fmsub_ps(a, splat(LOG2_E), reference));
-    let huge = lt(splat(HUGE_REFERENCE), _mm512_abs_ps(reference));
-    if any(huge) {
-        return exp2(select(huge, sub(mul(a, splat(LOG2_E)), reference), exact));
-    }
-    exp2(exact)
-}
-
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub unsafe fn load_f32(p: *const f32) -> V { unsafe { load(p) } }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")] pub unsafe fn store_f32(p: *mut f32, a: V) { unsafe { store(p, a) } }
 #[inline] #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -108,10 +88,10 @@ pub const ROWS: usize = 32;
 
 pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// What f32 misses of log2(e).
-pub const LOG2_E_LOW: f32 = 1.925_963e-8;
-/// From here on a reference in f32 is rounded by a quarter and more.
-pub const HUGE_REFERENCE: f32 = 4_194_304.0;
-/// ln 2 with nine significant bits, so that its product with an integer reference is exact.
+pub const LOG2_E_MISSED: f32 = 1.925_963e-8;
+/// What f32 misses of ln 2.
+pub const LN_2_MISSED: f32 = -1.904_654_3e-9;
+/// ln 2 with nine significant bits, so that its product with a small integer is exact.
 pub const LN_2_HIGH: f32 = 0.693_359_375;
 /// ln 2 - LN_2_HIGH.
 pub const LN_2_LOW: f32 = -2.121_944_4e-4;
@@ -139,16 +119,6 @@ pub mod scalar_ops {
     #[inline] pub fn maximum(a: f32, b: f32) -> f32 { if a > b || a.is_nan() { a } else { b } }
     #[inline] pub fn minimum(a: f32, b: f32) -> f32 { if a < b || a.is_nan() { a } else { b } }
     #[inline] pub fn mul_add(a: f32, b: f32, c: f32) -> f32 { a * b + c }
-    // A reference so large that it is rounded is compared as `exp_above` does, so that the two agree.
-    #[inline] pub fn above(a: f32, reference: f32) -> f32 {
-        if reference.abs() > super::HUGE_REFERENCE {
-            (a * super::LOG2_E - reference) * std::f32::consts::LN_2
-        } else {
-            // Without a fused instruction, only f64 holds the product of any reference below that.
-            (f64::from(a) - f64::from(reference) * std::f64::consts::LN_2) as f32
-        }
-    }
-    #[inline] pub fn exp_above(a: f32, reference: f32) -> f32 { above(a, reference).exp() }
     #[inline] pub fn eq(a: f32, b: f32) -> bool { a == b }
     #[inline] pub fn lt(a: f32, b: f32) -> bool { a < b }
     #[inline] pub fn eq_i32(a: i32, b: i32) -> bool { a == b }
@@ -158,12 +128,6 @@ pub mod scalar_ops {
 #[inline] pub fn f32_to_f32(a: f32) -> f32 { a }
 #[inline] pub fn bf16_to_f32(a: u16) -> f32 { half::bf16::from_bits(a).to_f32() }
 #[inline] pub fn f16_to_f32(a: u16) -> f32 { half::f16::from_bits(a).to_f32() }
-
-/// 2^n for an integer n <= 0; 0 where that is no normal number.
-#[inline]
-pub fn power_of_two(n: f32) -> f32 {
-    if n.is_nan() { n } else if n < -126.0 { 0.0 } else { f32::from_bits(((n as i32 + 127) << 23) as u32) }
-}
 
 /// The random numbers of a vector of tokens, given by their keys, and a global id; see `program::uniform` of the generator.
 #[inline]
@@ -185,11 +149,81 @@ pub fn random_numbers(first: VI, second: VI, id: u32) -> V {
 
 /// H padded to whole strips.
 #[inline] pub const fn padded(hidden: usize) -> usize { hidden.next_multiple_of(PANEL) }
+// The reference of a row; see the module `reference` of the generator's row programs.
+
+/// Above this size a reference stands for itself and not for a multiple of ln 2.
+pub const LARGEST_POWER: f32 = 1048576.0;
+
+/// The multiple of ln 2 that a reference stands for; 0 where it stands for itself.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn power(reference: V) -> V {
+    select(exceeds(reference, splat(LARGEST_POWER)), splat(0.0), round_even(mul(reference, splat(LOG2_E))))
+}
+
+/// What a reference stands for besides a multiple of ln 2.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn anchor(reference: V) -> V {
+    select(exceeds(reference, splat(LARGEST_POWER)), reference, splat(0.0))
+}
+
+/// The reference of rows whose largest logits are given.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn reference_of(peak: V) -> V {
+    let power = mul(ceil(mul(peak, splat(LOG2_E))), splat(std::f32::consts::LN_2));
+    select(exceeds(peak, splat(LARGEST_POWER)), peak, power)
+}
+
+/// a - power ln 2, in one rounding but for what two floats miss of ln 2.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn less_power(a: V, power: V) -> V {
+    let power = neg(power);
+    mul_add(power, splat(LN_2_MISSED), mul_add(power, splat(std::f32::consts::LN_2), a))
+}
+
+/// a log2(e) - power, in one rounding but for what two floats miss of log2(e).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn in_powers(a: V, power: V) -> V {
+    mul_add(a, splat(LOG2_E_MISSED), mul_add(a, splat(LOG2_E), neg(power)))
+}
+
+/// The distance of a logit from the place of a reference.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn above(a: V, reference: V) -> V {
+    less_power(sub(a, anchor(reference)), power(reference))
+}
+
+/// e to the distance of a logit from the place of a reference.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn exp_above(a: V, reference: V) -> V {
+    exp2(in_powers(sub(a, anchor(reference)), power(reference)))
+}
+
+/// How far the place of one reference is above that of another.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn rise(from: V, to: V) -> V {
+    less_power(sub(anchor(to), anchor(from)), sub(power(from), power(to)))
+}
+
+/// What makes a sum relative to one reference relative to another, no lower one: e to minus the rise. A power of two, which
+/// does not round, unless one of them stands for itself.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn rebase(from: V, to: V) -> V {
+    exp2(in_powers(sub(anchor(from), anchor(to)), sub(power(to), power(from))))
+}
 // Elementary functions on vectors. Errors, over all f32 for exp and over a dense sample of them for the others, are at most
 // 1 ulp for exp and ln, 1.5 ulp for ln_1p and tanh. Special values are those of the standard library.
 
 /// (e^f - 1 - f) / f^2 on [-ln 2 / 2, ln 2 / 2]; e^f has a relative error of 5e-11.
-const EXP: [f32; 6] = [0.5, 0.166_666_66, 0.041_666_295, 0.008_333_497, 0.001_394_465_9, 0.000_197_903_41];
+pub const EXP: [f32; 6] = [0.5, 0.166_666_66, 0.041_666_295, 0.008_333_497, 0.001_394_465_9, 0.000_197_903_41];
 /// (ln(1 + r) - r + r^2 / 2) / r^3 for 1 + r in [sqrt(1/2), sqrt(2)]; ln(1 + r) has a relative error of 8e-10.
 const LN: [f32; 9] = [
     0.333_333_13, -0.250_000_09, 0.200_021_21, -0.166_679_96, 0.142_195_19, -0.124_055_44, 0.118_883_78, -0.116_760_515,
@@ -200,12 +234,22 @@ const TANH: [f32; 6] = [-0.333_333_3, 0.133_332_46, -0.053_952_17, 0.021_732_721
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-fn polynomial(coefficients: &[f32], x: V) -> V {
+pub fn polynomial(coefficients: &[f32], x: V) -> V {
     let mut sum = splat(coefficients[coefficients.len() - 1]);
     for coefficient in coefficients[..coefficients.len() - 1].iter().rev() {
         sum = mul_add(sum, x, splat(*coefficient));
     }
     sum
+}
+
+/// A sum with one more term, and all that its roundings have lost: the sum of both is as good as if nothing had been
+/// rounded, whatever the number of terms.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub fn add_to(sum: V, term: V, lost: V) -> (V, V) {
+    let next = add(sum, term);
+    let taken = sub(next, sum);
+    (next, add(lost, add(sub(sum, sub(next, taken)), sub(term, taken))))
 }
 
 #[inline]

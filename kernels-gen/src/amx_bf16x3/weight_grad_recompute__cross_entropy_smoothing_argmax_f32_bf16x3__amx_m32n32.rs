@@ -172,8 +172,8 @@ unsafe fn derivative<const WHOLE: bool>(
         let (outer, inputs) = (inputs, statistics_inputs);
         let s1 = inputs.uniform(0);
         let s5 = inputs.classes;
-        let s16 = load_i32(inputs.targets.add(token));
-        let s19 = reference;
+        let s9 = load_i32(inputs.targets.add(token));
+        let s12 = reference;
         let inputs = outer;
         let g10 = inputs.classes;
         let g17 = inputs.uniform(0);
@@ -197,12 +197,12 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s6 = scalar_ops::lt_i32(s4, s5);
                 let s0 = logit;
                 let s3 = mul_add(s0, splat(s1), splat(s2));
-                let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                let s17 = eq_i32(splat_i32(s4), s16);
-                let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
-                let s20 = exp_above(s18, s19);
+                let s8 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                let s10 = eq_i32(splat_i32(s4), s9);
+                let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
+                let s13 = exp_above(s11, s12);
                 let _ = inputs;
-                s20
+                s13
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -234,12 +234,12 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s6 = scalar_ops::lt_i32(s4, s5);
                 let s0 = logit;
                 let s3 = mul_add(s0, splat(s1), splat(s2));
-                let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                let s17 = eq_i32(splat_i32(s4), s16);
-                let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
-                let s20 = exp_above(s18, s19);
+                let s8 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                let s10 = eq_i32(splat_i32(s4), s9);
+                let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
+                let s13 = exp_above(s11, s12);
                 let _ = inputs;
-                s20
+                s13
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -271,12 +271,12 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s6 = scalar_ops::lt_i32(s4, s5);
                 let s0 = logit;
                 let s3 = mul_add(s0, splat(s1), splat(s2));
-                let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                let s17 = eq_i32(splat_i32(s4), s16);
-                let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
-                let s20 = exp_above(s18, s19);
+                let s8 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                let s10 = eq_i32(splat_i32(s4), s9);
+                let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
+                let s13 = exp_above(s11, s12);
                 let _ = inputs;
-                s20
+                s13
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -308,12 +308,12 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s6 = scalar_ops::lt_i32(s4, s5);
                 let s0 = logit;
                 let s3 = mul_add(s0, splat(s1), splat(s2));
-                let s15 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
-                let s17 = eq_i32(splat_i32(s4), s16);
-                let s18 = select(s17, splat(f32::NEG_INFINITY), s15);
-                let s20 = exp_above(s18, s19);
+                let s8 = if s6 { s3 } else { splat(f32::NEG_INFINITY) };
+                let s10 = eq_i32(splat_i32(s4), s9);
+                let s11 = select(s10, splat(f32::NEG_INFINITY), s8);
+                let s13 = exp_above(s11, s12);
                 let _ = inputs;
-                s20
+                s13
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -444,9 +444,10 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
-        statistics_uniforms: &["logit_scale", "first_class"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1, 2, 3, 4],
+        statistics_uniforms: &["logit_scale", "smoothing_share", "first_class"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale"],
         rows: &["target_factor", "a_factor", "operand_factor", "upstream"],

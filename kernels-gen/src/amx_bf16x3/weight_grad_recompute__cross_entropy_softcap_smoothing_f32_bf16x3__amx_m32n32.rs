@@ -173,8 +173,8 @@ unsafe fn derivative<const WHOLE: bool>(
         let s1 = inputs.uniform(0);
         let s4 = inputs.uniform(1);
         let s20 = inputs.classes;
-        let s31 = load_i32(inputs.targets.add(token));
-        let s34 = reference;
+        let s24 = load_i32(inputs.targets.add(token));
+        let s27 = reference;
         let inputs = outer;
         let g11 = inputs.uniform(0);
         let g14 = inputs.uniform(1);
@@ -210,13 +210,13 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s16 = add(s10, splat(1.0f32));
                 let s17 = mul(s16, s16);
                 let s18 = div(s14, s17);
-                let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                let s32 = eq_i32(splat_i32(s19), s31);
-                let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
-                let s35 = exp_above(s33, s34);
-                let s41 = mul(s35, s18);
+                let s23 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s25 = eq_i32(splat_i32(s19), s24);
+                let s26 = select(s25, splat(f32::NEG_INFINITY), s23);
+                let s28 = exp_above(s26, s27);
+                let s48 = mul(s28, s18);
                 let _ = inputs;
-                s41
+                s48
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -272,13 +272,13 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s16 = add(s10, splat(1.0f32));
                 let s17 = mul(s16, s16);
                 let s18 = div(s14, s17);
-                let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                let s32 = eq_i32(splat_i32(s19), s31);
-                let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
-                let s35 = exp_above(s33, s34);
-                let s41 = mul(s35, s18);
+                let s23 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s25 = eq_i32(splat_i32(s19), s24);
+                let s26 = select(s25, splat(f32::NEG_INFINITY), s23);
+                let s28 = exp_above(s26, s27);
+                let s48 = mul(s28, s18);
                 let _ = inputs;
-                s41
+                s48
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -334,13 +334,13 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s16 = add(s10, splat(1.0f32));
                 let s17 = mul(s16, s16);
                 let s18 = div(s14, s17);
-                let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                let s32 = eq_i32(splat_i32(s19), s31);
-                let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
-                let s35 = exp_above(s33, s34);
-                let s41 = mul(s35, s18);
+                let s23 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s25 = eq_i32(splat_i32(s19), s24);
+                let s26 = select(s25, splat(f32::NEG_INFINITY), s23);
+                let s28 = exp_above(s26, s27);
+                let s48 = mul(s28, s18);
                 let _ = inputs;
-                s41
+                s48
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -396,13 +396,13 @@ unsafe fn derivative<const WHOLE: bool>(
                 let s16 = add(s10, splat(1.0f32));
                 let s17 = mul(s16, s16);
                 let s18 = div(s14, s17);
-                let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                let s32 = eq_i32(splat_i32(s19), s31);
-                let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
-                let s35 = exp_above(s33, s34);
-                let s41 = mul(s35, s18);
+                let s23 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                let s25 = eq_i32(splat_i32(s19), s24);
+                let s26 = select(s25, splat(f32::NEG_INFINITY), s23);
+                let s28 = exp_above(s26, s27);
+                let s48 = mul(s28, s18);
                 let _ = inputs;
-                s41
+                s48
             };
             let g0 = column;
             let g9 = inputs.column(0, column);
@@ -546,9 +546,10 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "target_slope"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32],
-        statistics_uniforms: &["logit_scale", "softcap"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4, 5],
+        statistics_uniforms: &["logit_scale", "softcap", "smoothing_share"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale", "softcap"],
         rows: &["target_factor", "a_factor", "operand_factor", "upstream"],

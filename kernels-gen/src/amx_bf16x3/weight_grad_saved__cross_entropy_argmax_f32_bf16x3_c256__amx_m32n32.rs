@@ -179,7 +179,7 @@ unsafe fn derivative<const WHOLE: bool>(
         let token = panel * PANEL + lane;
         let reference = load(args.reference.add(token));
         let _ = statistics_inputs;
-        let factor = exp2(sub(load(args.saved_reference.add(token)), reference));
+        let factor = rebase(load(args.saved_reference.add(token)), reference);
         let from = from.add(first * PANEL + lane);
         // The same part of the panel that comes next, a block of time ahead.
         _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(CHUNK * PANEL).cast());
@@ -381,6 +381,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit", "argmax", "largest"],
         identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1],
         statistics_uniforms: &["logit_scale", "first_class"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

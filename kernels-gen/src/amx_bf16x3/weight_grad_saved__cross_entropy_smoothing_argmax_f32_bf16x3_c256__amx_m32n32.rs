@@ -179,7 +179,7 @@ unsafe fn derivative<const WHOLE: bool>(
         let token = panel * PANEL + lane;
         let reference = load(args.reference.add(token));
         let _ = statistics_inputs;
-        let factor = exp2(sub(load(args.saved_reference.add(token)), reference));
+        let factor = rebase(load(args.saved_reference.add(token)), reference);
         let from = from.add(first * PANEL + lane);
         // The same part of the panel that comes next, a block of time ahead.
         _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(CHUNK * PANEL).cast());
@@ -397,9 +397,10 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 256,
     loss: "cross_entropy_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
-        statistics_uniforms: &["logit_scale", "first_class"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1, 2, 3, 4],
+        statistics_uniforms: &["logit_scale", "smoothing_share", "first_class"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale"],
         rows: &["target_factor", "a_factor", "operand_factor", "upstream"],

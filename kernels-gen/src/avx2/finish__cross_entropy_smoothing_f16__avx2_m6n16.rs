@@ -12,14 +12,14 @@ unsafe fn kernel(args: &Finish) {
     // SAFETY: the caller states the extents of all buffers; this call owns its tokens of the outputs and of dX.
     unsafe {
         let output = |index: usize, token: usize| (*args.outputs.add(index)).add(token);
-        let f23 = inputs.uniform(0);
-        let f28 = inputs.uniform(1);
-        let f30 = scalar_ops::mul(f28, 2.0f32);
-        let f32 = inputs.uniform(2);
-        let f33 = inputs.uniform(3);
-        let f61 = scalar_ops::mul(f23, 1.0f32);
-        let f83 = scalar_ops::neg(f23);
-        let f84 = scalar_ops::maximum(f23, f83);
+        let f25 = inputs.uniform(0);
+        let f32 = inputs.uniform(1);
+        let f34 = scalar_ops::mul(f32, 2.0f32);
+        let f43 = inputs.uniform(2);
+        let f66 = scalar_ops::mul(f25, 1.0f32);
+        let f81 = inputs.uniform(3);
+        let f89 = scalar_ops::neg(f25);
+        let f90 = scalar_ops::maximum(f25, f89);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -30,78 +30,84 @@ unsafe fn kernel(args: &Finish) {
             let f5 = lt(f3, f0);
             let f6 = div(f0, f3);
             let f7 = ln_1p(f6);
-            let f8 = ln(f4);
-            let f9 = above(f1, f2);
-            let f10 = sub(f8, f9);
+            let f8 = above(f1, f2);
+            let f9 = ln(f4);
+            let f10 = sub(f9, f8);
             let f11 = div(f0, f4);
             let f13 = eq(f4, splat(0.0f32));
             let f14 = div(f3, f4);
             let f16 = sub(splat(1.0f32), f11);
             let f17 = select(f5, f14, f16);
             let f18 = select(f5, f10, f7);
-            let f19 = above(splat(0.0f32), f2);
-            let f20 = sub(f8, f19);
-            let f21 = add(f1, f7);
-            let f22 = select(f5, f20, f21);
-            let f24 = load(inputs.row(2, token));
-            let f25 = eq(f24, splat(0.0f32));
-            let f26 = mul(f24, f18);
-            let f27 = select(f25, splat(0.0f32), f26);
-            let f31 = mul(splat(f30), f22);
-            let f34 = mul(splat(f33), f22);
-            let f35 = load(inputs.row(3, token));
-            let f36 = mul(splat(f32), f35);
-            let f37 = sub(f34, f36);
-            let f38 = add(f27, f37);
-            let f39 = add(f31, splat(f33));
-            let f40 = mul(splat(f28), f22);
-            let f41 = mul(f40, f22);
-            let f42 = add(f38, f41);
-            let f44 = select(f13, splat(f32::NAN), f42);
-            let f46 = select(f13, splat(f32::NEG_INFINITY), f22);
-            let f47 = load(inputs.row(4, token));
-            let f48 = load(inputs.row(5, token));
-            let f49 = add(f24, f39);
-            let f50 = mul(f47, f49);
-            let f51 = add(f50, f48);
-            let f52 = mul(f39, f17);
-            let f53 = mul(f24, f11);
-            let f54 = sub(f52, f53);
-            let f55 = mul(f47, f54);
-            let f56 = mul(f48, f17);
-            let f57 = add(f55, f56);
-            let f58 = mul(splat(f23), f51);
-            let f59 = div(f58, f4);
-            let f60 = select(f13, splat(0.0f32), f59);
-            let f62 = mul(splat(f61), f57);
-            let f63 = select(f13, splat(0.0f32), f62);
-            let f64 = mul(f47, f39);
-            let f65 = add(f64, f48);
-            let f66 = neg(f51);
-            let f67 = maximum(f51, f66);
-            let f68 = mul(f47, f24);
-            let f69 = neg(f68);
-            let f70 = maximum(f68, f69);
-            let f71 = maximum(f67, f70);
-            let f72 = neg(f65);
-            let f73 = maximum(f65, f72);
-            let f74 = maximum(f71, f73);
-            let f75 = mul(splat(f23), f47);
-            let f76 = mul(f75, splat(f32));
-            let f77 = neg(f76);
-            let f78 = select(f13, splat(0.0f32), f77);
-            let f79 = neg(f47);
-            let f80 = maximum(f47, f79);
-            let f81 = mul(f80, splat(f33));
-            let f82 = add(f74, f81);
-            let f85 = mul(f82, splat(f84));
-            let f86 = select(f13, splat(0.0f32), f85);
-            store(output(0, token), f44);
-            store(output(1, token), f46);
-            store(output(2, token), f60);
-            store(output(3, token), f63);
-            store(output(4, token), f78);
-            store(output(5, token), f86);
+            let f19 = add(f8, f7);
+            let f20 = select(f5, f9, f19);
+            let f21 = above(splat(0.0f32), f2);
+            let f22 = sub(f9, f21);
+            let f23 = add(f1, f7);
+            let f24 = select(f5, f22, f23);
+            let f26 = load(inputs.row(2, token));
+            let f27 = load(inputs.row(3, token));
+            let f28 = add(f26, f27);
+            let f29 = eq(f28, splat(0.0f32));
+            let f30 = mul(f28, f18);
+            let f31 = select(f29, splat(0.0f32), f30);
+            let f35 = mul(splat(f34), f24);
+            let f36 = load(inputs.row(4, token));
+            let f37 = mul(f36, f20);
+            let f38 = load(inputs.row(5, token));
+            let f39 = sub(f37, f38);
+            let f40 = eq(f36, splat(0.0f32));
+            let f41 = select(f40, splat(0.0f32), f39);
+            let f42 = add(f31, f41);
+            let f44 = add(f35, splat(f43));
+            let f45 = mul(splat(f32), f24);
+            let f46 = mul(f45, f24);
+            let f47 = add(f42, f46);
+            let f49 = select(f13, splat(f32::NAN), f47);
+            let f51 = select(f13, splat(f32::NEG_INFINITY), f24);
+            let f52 = load(inputs.row(6, token));
+            let f53 = load(inputs.row(7, token));
+            let f54 = add(f26, f44);
+            let f55 = mul(f52, f54);
+            let f56 = add(f55, f53);
+            let f57 = mul(f44, f17);
+            let f58 = mul(f26, f11);
+            let f59 = sub(f57, f58);
+            let f60 = mul(f52, f59);
+            let f61 = mul(f53, f17);
+            let f62 = add(f60, f61);
+            let f63 = mul(splat(f25), f56);
+            let f64 = div(f63, f4);
+            let f65 = select(f13, splat(0.0f32), f64);
+            let f67 = mul(splat(f66), f62);
+            let f68 = select(f13, splat(0.0f32), f67);
+            let f69 = mul(f52, f44);
+            let f70 = add(f69, f53);
+            let f71 = neg(f56);
+            let f72 = maximum(f56, f71);
+            let f73 = mul(f52, f26);
+            let f74 = neg(f73);
+            let f75 = maximum(f73, f74);
+            let f76 = maximum(f72, f75);
+            let f77 = neg(f70);
+            let f78 = maximum(f70, f77);
+            let f79 = maximum(f76, f78);
+            let f80 = mul(splat(f25), f52);
+            let f82 = mul(f80, splat(f81));
+            let f83 = neg(f82);
+            let f84 = select(f13, splat(0.0f32), f83);
+            let f85 = neg(f52);
+            let f86 = maximum(f52, f85);
+            let f87 = mul(f86, splat(f43));
+            let f88 = add(f79, f87);
+            let f91 = mul(f88, splat(f90));
+            let f92 = select(f13, splat(0.0f32), f91);
+            store(output(0, token), f49);
+            store(output(1, token), f51);
+            store(output(2, token), f65);
+            store(output(3, token), f68);
+            store(output(4, token), f84);
+            store(output(5, token), f92);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -136,12 +142,13 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32, 0.0f32],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["logit_scale", "z_loss", "smoothing_share", "smoothing_total"],
-        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream"],
+        uniforms: &["logit_scale", "z_loss", "smoothing_total", "smoothing_share"],
+        rows: &["rest", "target_logit", "hard", "target_share", "rest_share", "rest_distance", "upstream", "lse_upstream"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "operand_factor", "bound"],
         column_gradients: &[],

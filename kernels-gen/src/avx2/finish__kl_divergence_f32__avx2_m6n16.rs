@@ -18,35 +18,34 @@ unsafe fn kernel(args: &Finish) {
             let f1 = load(inputs.row(1, token));
             let f3 = load(inputs.row(2, token));
             let f4 = lt(splat(0.0f32), f3);
-            let f5 = ln(f0);
-            let f6 = ln(f1);
-            let f7 = sub(f5, f6);
-            let f8 = load(inputs.row(3, token));
-            let f9 = div(f8, f0);
-            let f10 = sub(f9, f7);
-            let f11 = maximum(f10, splat(0.0f32));
-            let f12 = add(f0, f1);
-            let f14 = mul(f12, splat(f32::INFINITY));
-            let f15 = select(f4, f14, f11);
-            let f16 = eq(f0, splat(0.0f32));
-            let f18 = select(f16, splat(f32::NAN), f15);
-            let f19 = eq(f1, splat(0.0f32));
-            let f20 = select(f19, splat(f32::NAN), f18);
-            let f22 = div(splat(1.0f32), f0);
-            let f23 = select(f16, splat(0.0f32), f22);
-            let f24 = select(f19, splat(0.0f32), f23);
-            let f25 = div(splat(1.0f32), f1);
-            let f26 = select(f16, splat(0.0f32), f25);
-            let f27 = select(f19, splat(0.0f32), f26);
-            let f28 = select(f4, splat(0.0f32), f24);
-            let f29 = select(f16, splat(0.0f32), f9);
-            let f30 = select(f19, splat(0.0f32), f29);
-            let f31 = select(f4, splat(0.0f32), f30);
-            store(output(0, token), f20);
-            store(output(1, token), f24);
-            store(output(2, token), f27);
-            store(output(3, token), f28);
-            store(output(4, token), f31);
+            let f5 = load(inputs.row(3, token));
+            let f6 = div(f5, f0);
+            let f7 = add(f0, f1);
+            let f9 = mul(f7, splat(f32::INFINITY));
+            let f10 = select(f4, f9, f6);
+            let f11 = eq(f0, splat(0.0f32));
+            let f13 = select(f11, splat(f32::NAN), f10);
+            let f14 = eq(f1, splat(0.0f32));
+            let f15 = select(f14, splat(f32::NAN), f13);
+            let f17 = div(splat(1.0f32), f0);
+            let f18 = select(f11, splat(0.0f32), f17);
+            let f19 = select(f14, splat(0.0f32), f18);
+            let f20 = div(splat(1.0f32), f1);
+            let f21 = select(f11, splat(0.0f32), f20);
+            let f22 = select(f14, splat(0.0f32), f21);
+            let f23 = select(f4, splat(0.0f32), f19);
+            let f24 = ln(f0);
+            let f25 = ln(f1);
+            let f26 = sub(f24, f25);
+            let f27 = add(f6, f26);
+            let f28 = select(f11, splat(0.0f32), f27);
+            let f29 = select(f14, splat(0.0f32), f28);
+            let f30 = select(f4, splat(0.0f32), f29);
+            store(output(0, token), f15);
+            store(output(1, token), f19);
+            store(output(2, token), f22);
+            store(output(3, token), f23);
+            store(output(4, token), f30);
             let _ = reference;
         }
     }
@@ -62,12 +61,13 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "kl_divergence",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["p_total", "q_total", "moment", "outside"],
+        statistics: &["p_total", "q_total", "divergence", "outside"],
         identities: &[0.0f32, 0.0f32, 0.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1, 2],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],
-        rows: &["p_total", "q_total", "outside", "moment"],
+        rows: &["p_total", "q_total", "outside", "divergence"],
         columns: &[],
         outputs: &["divergence", "p_inverse", "q_inverse", "p_factor", "center"],
         column_gradients: &[],

@@ -8,6 +8,8 @@ use vocabfuse_kernels::abi::*;
 /// Merges another shard's rows: references to their maximum, the rest relative to it.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn kernel(args: &Merge) {
+    let rebase = |from: f32, to: f32| lanes(rebase(splat(from), splat(to)))[0];
+    let rise = |from: f32, to: f32| lanes(rise(splat(from), splat(to)))[0];
     for token in args.first..args.end {
         // SAFETY: the caller states the extents of all buffers; this call owns its tokens of `state` and `a`.
         unsafe {
@@ -15,22 +17,20 @@ unsafe fn kernel(args: &Merge) {
             let other_state = |index: usize| *(*args.other_state.add(index)).add(token);
             let (reference, other) = (*state(0), other_state(0));
             let largest = if reference > other { reference } else { other };
-            let (moved_0, other_moved_0) = (largest - reference, largest - other);
-            let (mine_0, theirs_0) = (power_of_two(-moved_0), power_of_two(-other_moved_0));
+            let (mine_0, theirs_0) = (rebase(reference, largest), rebase(other, largest));
+            let (my_rise_0, their_rise_0) = (rise(reference, largest), rise(other, largest));
             *state(0) = largest;
             let (reference, other) = (*state(1), other_state(1));
             let largest = if reference > other { reference } else { other };
-            let (moved_1, other_moved_1) = (largest - reference, largest - other);
-            let (mine_1, theirs_1) = (power_of_two(-moved_1), power_of_two(-other_moved_1));
+            let (mine_1, theirs_1) = (rebase(reference, largest), rebase(other, largest));
+            let (my_rise_1, their_rise_1) = (rise(reference, largest), rise(other, largest));
             *state(1) = largest;
-            // What weighs nothing any more is nothing, however far it is.
-            let raised = |moment: f32, sum: f32, shift: f32, factor: f32| {
-                if factor == 0.0 { 0.0 } else { (moment + std::f32::consts::LN_2 * shift * sum) * factor }
-            };
-            let shift = |moved: [f32; 2]| moved[0] * -1.0 + moved[1] * 1.0;
-            let mine = raised(*state(4), *state(2), shift([moved_0, moved_1, ]), mine_0);
-            let theirs = raised(other_state(4), other_state(2), shift([other_moved_0, other_moved_1, ]), theirs_0);
-            *state(4) = mine + theirs;
+            let (p, q) = ((*state(2), other_state(2)), (*state(3), other_state(3)));
+            let all = (p.0 * mine_0 + p.1 * theirs_0, q.0 * mine_1 + q.1 * theirs_1);
+            *state(4) = *state(4) * mine_0
+                + other_state(4) * theirs_0
+                + joined((p.0, q.0), (mine_0, mine_1), my_rise_0 - my_rise_1, all)
+                + joined((p.1, q.1), (theirs_0, theirs_1), their_rise_0 - their_rise_1, all);
             let (value, other) = (state(2), other_state(2));
             *value = *value * mine_0 + other * theirs_0;
             let (value, other) = (state(3), other_state(3));
@@ -49,6 +49,23 @@ unsafe fn kernel(args: &Merge) {
     }
 }
 
+/// What the sums of the weights of a part add to the divergence of the whole, `all`: the sum of p times φ of how far the
+/// ratio of the part is from that of the whole, with φ(u) = e^u - 1 - u. `rise` is how much the logarithm of the ratio grows
+/// as the part becomes relative to the references of the whole.
+fn joined(part: (f32, f32), factors: (f32, f32), rise: f32, all: (f32, f32)) -> f32 {
+    let ((p, q), (all_p, all_q)) = (part, all);
+    if all_p == 0.0 || all_q == 0.0 {
+        return 0.0;
+    }
+    if p == 0.0 {
+        return q * factors.1 * (all_p / all_q);
+    }
+    let log = |a: f32| f64::from(a).ln();
+    let u = log(q) - log(p) + f64::from(rise) - (log(all_q) - log(all_p));
+    // Where Q has nothing, the divergence is infinite anyway, and said to be so elsewhere.
+    if q == 0.0 { 0.0 } else { (f64::from(p * factors.0) * (u.exp_m1() - u)) as f32 }
+}
+
 /// Registry entry.
 pub const KERNEL: Kernel = Kernel {
     name: "merge__kl_divergence_f32__avx2_m6n16",
@@ -59,8 +76,9 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "kl_divergence",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["p_total", "q_total", "moment", "outside"],
+        statistics: &["p_total", "q_total", "divergence", "outside"],
         identities: &[0.0f32, 0.0f32, 0.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1, 2],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

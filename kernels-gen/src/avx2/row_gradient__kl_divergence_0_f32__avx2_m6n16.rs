@@ -39,11 +39,11 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let logit_1 = load(tile_1.add(i * PANEL));
             let g1 = logit;
             let g2 = exp_above(g1, g0);
-            let g4 = maximum(g1, splat(-1e38f32));
-            let g5 = above(g4, g0);
+            let g3 = above(g1, g0);
+            let g5 = maximum(g3, splat(-1e38f32));
             let g7 = logit_1;
-            let g9 = maximum(g7, splat(-1e38f32));
-            let g10 = above(g9, g6);
+            let g9 = above(g7, g6);
+            let g10 = maximum(g9, splat(-1e38f32));
             let g12 = mul(g2, g11);
             let g13 = sub(g5, g10);
             let g15 = sub(g13, g14);
@@ -73,6 +73,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
         identities: &[],
+        sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["inverse_softcap", "logit_scale"],

@@ -34,12 +34,12 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
             let m1 = logit;
             peak = larger(m1, peak);
         }
-        // The reference is an integer, so that every rescale is exact. Nothing but sums is relative to it, so that it can
-        // follow the maximum at once, and differences of logarithms are small where a distribution is narrow.
+        // Nothing but sums is relative to it, so that it can follow the maximum at once, and differences of logarithms are
+        // small where a distribution is narrow.
         let old_0 = load(state(0));
-        let peak = mul(peak, splat(LOG2_E));
-        let reference = select(lt(old_0, peak), ceil(peak), old_0);
-        let moved_0 = sub(reference, old_0);
+        let reference = select(lt(old_0, peak), reference_of(peak), old_0);
+        let rise_0 = rise(old_0, reference);
+        let factor_0 = rebase(old_0, reference);
         store(state(0), reference);
         let mut peak = splat(f32::NEG_INFINITY);
         for i in 0..place.columns {
@@ -49,64 +49,118 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
             let m7 = logit_1;
             peak = larger(m7, peak);
         }
-        // The reference is an integer, so that every rescale is exact. Nothing but sums is relative to it, so that it can
-        // follow the maximum at once, and differences of logarithms are small where a distribution is narrow.
+        // Nothing but sums is relative to it, so that it can follow the maximum at once, and differences of logarithms are
+        // small where a distribution is narrow.
         let old_1 = load(state(1));
-        let peak = mul(peak, splat(LOG2_E));
-        let reference_1 = select(lt(old_1, peak), ceil(peak), old_1);
-        let moved_1 = sub(reference_1, old_1);
+        let reference_1 = select(lt(old_1, peak), reference_of(peak), old_1);
+        let rise_1 = rise(old_1, reference_1);
+        let factor_1 = rebase(old_1, reference_1);
         store(state(1), reference_1);
-        let mut total1 = mul(load(state(2)), exp2(neg(moved_0)));
-        let mut total2 = mul(load(state(3)), exp2(neg(moved_1)));
-        let mut total3 = {
-            let grown = add(mul(splat(-1.0), moved_0), mul(splat(1.0), moved_1));
-            let moved = mul_add(mul(splat(std::f32::consts::LN_2), grown), load(state(2)), load(state(4)));
-            let factor = exp2(neg(moved_0));
-            // What weighs nothing any more is nothing, however far it is.
-            select(eq(factor, splat(0.0)), factor, mul(moved, factor))
-        };
-        let mut total4 = load(state(5));
+        let mut lost2 = mul(load(state(6)), factor_0);
+        let mut total2 = mul(load(state(2)), factor_0);
+        let mut lost3 = mul(load(state(7)), factor_1);
+        let mut total3 = mul(load(state(3)), factor_1);
+        let mut lost4 = mul(load(state(8)), factor_0);
+        let mut total4 = mul(load(state(4)), factor_0);
+        // Of the sums before their references moved: then none of them is too small to have a logarithm.
+        let mut log_ratio4 = add(sub(ln(load(state(3))), ln(load(state(2)))), sub(rise_0, rise_1));
+        let mut total5 = load(state(5));
         let w0 = reference;
         let w6 = reference_1;
-        // Partial results of 64 columns keep the rounding error of long sums small.
+        // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
         for start in (0..place.columns).step_by(64) {
-            let mut part1 = splat(0.0f32);
             let mut part2 = splat(0.0f32);
             let mut part3 = splat(0.0f32);
-            let mut part4 = splat(f32::NEG_INFINITY);
+            let mut part5 = splat(f32::NEG_INFINITY);
             for i in start..place.columns.min(start + 64) {
                 let column = (place.first_column + i) as i32;
                 let logit = load(tile.add(i * PANEL));
                 let logit_1 = load(tile_1.add(i * PANEL));
                 let w1 = logit;
                 let w2 = exp_above(w1, w0);
-                let w4 = maximum(w1, splat(-1e38f32));
-                let w5 = above(w4, w0);
+                let w3 = above(w1, w0);
+                let w5 = maximum(w3, splat(-1e38f32));
                 let w7 = logit_1;
                 let w8 = exp_above(w7, w6);
-                let w9 = maximum(w7, splat(-1e38f32));
-                let w10 = above(w9, w6);
-                let w13 = sub(w5, w10);
-                let w14 = mul(w2, w13);
-                let w17 = eq(w7, splat(f32::NEG_INFINITY));
-                let w20 = select(w17, splat(1.0f32), splat(0.0f32));
-                let w21 = eq(w1, splat(f32::NEG_INFINITY));
-                let w22 = select(w21, splat(0.0f32), w20);
-                part1 = add(part1, w2);
-                part2 = add(part2, w8);
-                part3 = add(part3, w14);
-                part4 = maximum(part4, w22);
+                let w9 = above(w7, w6);
+                let w10 = maximum(w9, splat(-1e38f32));
+                let w13 = sub(w10, w5);
+                let w16 = eq(w7, splat(f32::NEG_INFINITY));
+                let w19 = select(w16, splat(1.0f32), splat(0.0f32));
+                let w20 = eq(w1, splat(f32::NEG_INFINITY));
+                let w21 = select(w20, splat(0.0f32), w19);
+                part2 = add(part2, w2);
+                part3 = add(part3, w8);
+                part5 = maximum(part5, w21);
             }
-            total1 = add(total1, part1);
-            total2 = add(total2, part2);
-            total3 = add(total3, part3);
-            total4 = maximum(total4, part4);
+            let part4 = {
+                let (p, q) = (add(total2, part2), add(total3, part3));
+                let (all, scale) = (sub(ln(q), ln(p)), div(p, q));
+                let mut sum = splat(0.0);
+                for i in start..place.columns.min(start + 64) {
+                    let column = (place.first_column + i) as i32;
+                    let (logit, logit_1) = (load(tile.add(i * PANEL)), load(tile_1.add(i * PANEL)));
+                    let w1 = logit;
+                    let w2 = exp_above(w1, w0);
+                    let w3 = above(w1, w0);
+                    let w5 = maximum(w3, splat(-1e38f32));
+                    let w7 = logit_1;
+                    let w8 = exp_above(w7, w6);
+                    let w9 = above(w7, w6);
+                    let w10 = maximum(w9, splat(-1e38f32));
+                    let w13 = sub(w10, w5);
+                    let w16 = eq(w7, splat(f32::NEG_INFINITY));
+                    let w19 = select(w16, splat(1.0f32), splat(0.0f32));
+                    let w20 = eq(w1, splat(f32::NEG_INFINITY));
+                    let w21 = select(w20, splat(0.0f32), w19);
+                    sum = add(sum, divergence_term(w2, w8, sub(w13, all), scale));
+                    let _ = (column, logit, logit_1);
+                }
+                let before = joined(total2, total3, log_ratio4, all, scale);
+                log_ratio4 = all;
+                let nothing = splat(0.0);
+                select(eq(p, nothing), nothing, select(eq(q, nothing), nothing, add(sum, before)))
+            };
+            (total2, lost2) = add_to(total2, part2, lost2);
+            (total3, lost3) = add_to(total3, part3, lost3);
+            (total4, lost4) = add_to(total4, part4, lost4);
+            total5 = maximum(total5, part5);
         }
-        store(state(2), total1);
-        store(state(3), total2);
-        store(state(4), total3);
-        store(state(5), total4);
+        store(state(2), total2);
+        store(state(6), lost2);
+        store(state(3), total3);
+        store(state(7), lost3);
+        store(state(4), total4);
+        store(state(8), lost4);
+        store(state(5), total5);
     }
+}
+
+/// φ(u) = e^u - 1 - u, with full relative precision.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn phi(u: V) -> V {
+    let near = mul(mul(u, u), polynomial(&EXP, u));
+    select(exceeds(u, splat(0.34)), sub(sub(exp(u), splat(1.0)), u), near)
+}
+
+/// p φ(u) for weights p and q with e^u = q `scale` / p: no term of a divergence is a difference of large numbers.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn divergence_term(p: V, q: V, u: V, scale: V) -> V {
+    let near = mul(mul(p, mul(u, u)), polynomial(&EXP, u));
+    let q = mul(q, scale);
+    let far = sub(sub(q, p), mul(p, u));
+    select(eq(p, splat(0.0)), q, select(exceeds(u, splat(0.34)), far, near))
+}
+
+/// What weights p and q with the logarithm `log_ratio` of q / p, summed before, add to the divergence when the
+/// logarithm of the ratio of all sums is `all`; `scale` is e^-all.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn joined(p: V, q: V, log_ratio: V, all: V, scale: V) -> V {
+    let known = mul(p, phi(sub(log_ratio, all)));
+    select(eq(p, splat(0.0)), mul(q, scale), select(eq(q, splat(0.0)), splat(0.0), known))
 }
 
 /// Registry entry.
@@ -119,8 +173,9 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "kl_divergence",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["p_total", "q_total", "moment", "outside"],
+        statistics: &["p_total", "q_total", "divergence", "outside"],
         identities: &[0.0f32, 0.0f32, 0.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1, 2],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

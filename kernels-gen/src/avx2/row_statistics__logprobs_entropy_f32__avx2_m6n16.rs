@@ -32,23 +32,25 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
             let m1 = logit;
             peak = larger(m1, peak);
         }
-        // The reference is an integer, so that every rescale is exact. Nothing but sums is relative to it, so that it can
-        // follow the maximum at once, and differences of logarithms are small where a distribution is narrow.
+        // Nothing but sums is relative to it, so that it can follow the maximum at once, and differences of logarithms are
+        // small where a distribution is narrow.
         let old_0 = load(state(0));
-        let peak = mul(peak, splat(LOG2_E));
-        let reference = select(lt(old_0, peak), ceil(peak), old_0);
-        let moved_0 = sub(reference, old_0);
+        let reference = select(lt(old_0, peak), reference_of(peak), old_0);
+        let rise_0 = rise(old_0, reference);
+        let factor_0 = rebase(old_0, reference);
         store(state(0), reference);
-        let mut total1 = mul(load(state(1)), exp2(neg(moved_0)));
+        let mut lost1 = mul(load(state(3)), factor_0);
+        let mut total1 = mul(load(state(1)), factor_0);
+        let mut lost2 = mul(load(state(4)), factor_0);
         let mut total2 = {
-            let grown = mul(splat(-1.0), moved_0);
-            let moved = mul_add(mul(splat(std::f32::consts::LN_2), grown), load(state(1)), load(state(2)));
-            let factor = exp2(neg(moved_0));
-            // What weighs nothing any more is nothing, however far it is.
-            select(eq(factor, splat(0.0)), factor, mul(moved, factor))
+            let grown = mul(splat(-1.0), rise_0);
+            let (moment, sum) = (load(state(2)), load(state(1)));
+            // What weighs nothing is nothing, however far it is.
+            let moved = select(eq(sum, splat(0.0)), moment, mul_add(grown, sum, moment));
+            select(eq(factor_0, splat(0.0)), factor_0, mul(moved, factor_0))
         };
         let w0 = reference;
-        // Partial results of 64 columns keep the rounding error of long sums small.
+        // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
         for start in (0..place.columns).step_by(64) {
             let mut part1 = splat(0.0f32);
             let mut part2 = splat(0.0f32);
@@ -57,17 +59,19 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 let logit = load(tile.add(i * PANEL));
                 let w1 = logit;
                 let w2 = exp_above(w1, w0);
-                let w4 = maximum(w1, splat(-1e38f32));
-                let w5 = above(w4, w0);
+                let w3 = above(w1, w0);
+                let w5 = maximum(w3, splat(-1e38f32));
                 let w7 = mul(w2, w5);
                 part1 = add(part1, w2);
                 part2 = add(part2, w7);
             }
-            total1 = add(total1, part1);
-            total2 = add(total2, part2);
+            (total1, lost1) = add_to(total1, part1, lost1);
+            (total2, lost2) = add_to(total2, part2, lost2);
         }
         store(state(1), total1);
+        store(state(3), lost1);
         store(state(2), total2);
+        store(state(4), lost2);
         for_selected(&args.selection, &place, token, |slot, i, index| {
             let column = (place.first_column + i) as i32;
             let logit = splat(*tile.add(i * PANEL + index));
@@ -105,6 +109,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["total", "moment"],
         identities: &[0.0f32, 0.0f32],
+        sums: &[0, 1],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

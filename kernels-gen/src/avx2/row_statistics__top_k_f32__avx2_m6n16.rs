@@ -32,17 +32,18 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
             let m1 = logit;
             peak = larger(m1, peak);
         }
-        // The reference is an integer, so that every rescale is exact. Nothing but sums is relative to it, so that it can
-        // follow the maximum at once, and differences of logarithms are small where a distribution is narrow.
+        // Nothing but sums is relative to it, so that it can follow the maximum at once, and differences of logarithms are
+        // small where a distribution is narrow.
         let old_0 = load(state(0));
-        let peak = mul(peak, splat(LOG2_E));
-        let reference = select(lt(old_0, peak), ceil(peak), old_0);
-        let moved_0 = sub(reference, old_0);
+        let reference = select(lt(old_0, peak), reference_of(peak), old_0);
+        let rise_0 = rise(old_0, reference);
+        let factor_0 = rebase(old_0, reference);
         store(state(0), reference);
-        let mut total1 = mul(load(state(1)), exp2(neg(moved_0)));
+        let mut lost1 = mul(load(state(2)), factor_0);
+        let mut total1 = mul(load(state(1)), factor_0);
         let w0 = reference;
         let mut threshold = threshold(&args.top, token);
-        // Partial results of 64 columns keep the rounding error of long sums small.
+        // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
         for start in (0..place.columns).step_by(64) {
             let mut part1 = splat(0.0f32);
             for i in start..place.columns.min(start + 64) {
@@ -51,48 +52,61 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 let w1 = logit;
                 let w2 = exp_above(w1, w0);
                 part1 = add(part1, w2);
-                let (key, value) = (w1, w1);
+                let (value, noise) = (w1, splat(0.0f32));
                 // The first columns fill the slots, whatever they are.
-                if (column as usize) < args.top.slots || any(lt(threshold, key)) {
-                    insert(&args.top, token, column, key, value);
+                if (column as usize) < args.top.slots || any(precedes(value, noise, threshold)) {
+                    insert(&args.top, token, column, value, noise);
                     threshold = self::threshold(&args.top, token);
                 }
             }
-            total1 = add(total1, part1);
+            (total1, lost1) = add_to(total1, part1, lost1);
         }
         store(state(1), total1);
+        store(state(2), lost1);
     }
 }
 
-/// The keys to exceed.
+/// Value and noise of the last slot of a vector of tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn threshold(top: &Top, token: usize) -> V {
-    // SAFETY: the last slot of a vector of tokens; there is at least one slot.
-    unsafe { load(top.keys.add((top.slots - 1) * top.stride + token)) }
+unsafe fn threshold(top: &Top, token: usize) -> (V, V) {
+    let last = (top.slots - 1) * top.stride + token;
+    // SAFETY: there is at least one slot.
+    unsafe { (load(top.values.add(last)), load(top.noise.add(last))) }
 }
 
-/// Inserts a column where it belongs in the list of each token; of equal keys the earlier column stays first.
+/// Whether a column comes before another one. Two near values are compared by their difference, which no common offset
+/// takes digits from.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn precedes(value: V, noise: V, other: (V, V)) -> M {
+    lt(splat(0.0), add(sub(value, other.0), sub(noise, other.1)))
+}
+
+/// Inserts a column where it belongs in the list of each token; of equal ones the earlier column stays first.
 #[cold]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn insert(top: &Top, token: usize, column: i32, keys: V, values: V) {
-    let (keys, values) = (lanes(keys), lanes(values));
+unsafe fn insert(top: &Top, token: usize, column: i32, values: V, noise: V) {
+    let (values, noise) = (lanes(values), lanes(noise));
     for index in 0..LANES {
         let at = |slot: usize| slot * top.stride + token + index;
         // SAFETY: slots of this call's tokens.
         unsafe {
-            let follows = |slot: usize| *top.ids.add(at(slot)) < 0 || *top.keys.add(at(slot)) < keys[index];
+            let follows = |slot: usize| {
+                let (value, of) = (*top.values.add(at(slot)), *top.noise.add(at(slot)));
+                *top.ids.add(at(slot)) < 0 || (values[index] - value) + (noise[index] - of) > 0.0
+            };
             if !follows(top.slots - 1) {
                 continue;
             }
             let mut slot = top.slots - 1;
             while slot > 0 && follows(slot - 1) {
-                *top.keys.add(at(slot)) = *top.keys.add(at(slot - 1));
                 *top.values.add(at(slot)) = *top.values.add(at(slot - 1));
+                *top.noise.add(at(slot)) = *top.noise.add(at(slot - 1));
                 *top.ids.add(at(slot)) = *top.ids.add(at(slot - 1));
                 slot -= 1;
             }
-            *top.keys.add(at(slot)) = keys[index];
             *top.values.add(at(slot)) = values[index];
+            *top.noise.add(at(slot)) = noise[index];
             *top.ids.add(at(slot)) = column;
         }
     }
@@ -110,6 +124,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["total"],
         identities: &[0.0f32],
+        sums: &[0],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -12,12 +12,12 @@ unsafe fn kernel(args: &Finish) {
     // SAFETY: the caller states the extents of all buffers; this call owns its tokens of the outputs and of dX.
     unsafe {
         let output = |index: usize, token: usize| (*args.outputs.add(index)).add(token);
-        let f23 = inputs.uniform(0);
-        let f28 = inputs.uniform(1);
-        let f30 = scalar_ops::mul(f28, 2.0f32);
-        let f53 = scalar_ops::mul(f23, 1.0f32);
-        let f67 = scalar_ops::neg(f23);
-        let f68 = scalar_ops::maximum(f23, f67);
+        let f25 = inputs.uniform(0);
+        let f30 = inputs.uniform(1);
+        let f32 = scalar_ops::mul(f30, 2.0f32);
+        let f55 = scalar_ops::mul(f25, 1.0f32);
+        let f69 = scalar_ops::neg(f25);
+        let f70 = scalar_ops::maximum(f25, f69);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -28,68 +28,68 @@ unsafe fn kernel(args: &Finish) {
             let f5 = lt(f3, f0);
             let f6 = div(f0, f3);
             let f7 = ln_1p(f6);
-            let f8 = ln(f4);
-            let f9 = above(f1, f2);
-            let f10 = sub(f8, f9);
+            let f8 = above(f1, f2);
+            let f9 = ln(f4);
+            let f10 = sub(f9, f8);
             let f11 = div(f0, f4);
             let f13 = eq(f4, splat(0.0f32));
             let f14 = div(f3, f4);
             let f16 = sub(splat(1.0f32), f11);
             let f17 = select(f5, f14, f16);
             let f18 = select(f5, f10, f7);
-            let f19 = above(splat(0.0f32), f2);
-            let f20 = sub(f8, f19);
-            let f21 = add(f1, f7);
-            let f22 = select(f5, f20, f21);
-            let f24 = load(inputs.row(2, token));
-            let f25 = eq(f24, splat(0.0f32));
-            let f26 = mul(f24, f18);
-            let f27 = select(f25, splat(0.0f32), f26);
-            let f31 = mul(splat(f30), f22);
-            let f32 = mul(splat(f28), f22);
-            let f33 = mul(f32, f22);
-            let f34 = add(f27, f33);
-            let f36 = select(f13, splat(f32::NAN), f34);
-            let f38 = select(f13, splat(f32::NEG_INFINITY), f22);
-            let f39 = load(inputs.row(3, token));
-            let f40 = load(inputs.row(4, token));
-            let f41 = add(f24, f31);
-            let f42 = mul(f39, f41);
-            let f43 = add(f42, f40);
-            let f44 = mul(f31, f17);
-            let f45 = mul(f24, f11);
-            let f46 = sub(f44, f45);
-            let f47 = mul(f39, f46);
-            let f48 = mul(f40, f17);
-            let f49 = add(f47, f48);
-            let f50 = mul(splat(f23), f43);
-            let f51 = div(f50, f4);
-            let f52 = select(f13, splat(0.0f32), f51);
-            let f54 = mul(splat(f53), f49);
-            let f55 = select(f13, splat(0.0f32), f54);
-            let f56 = mul(f39, f31);
-            let f57 = add(f56, f40);
-            let f58 = neg(f43);
-            let f59 = maximum(f43, f58);
-            let f60 = mul(f39, f24);
-            let f61 = neg(f60);
-            let f62 = maximum(f60, f61);
-            let f63 = maximum(f59, f62);
-            let f64 = neg(f57);
-            let f65 = maximum(f57, f64);
-            let f66 = maximum(f63, f65);
-            let f69 = mul(f66, splat(f68));
-            let f70 = select(f13, splat(0.0f32), f69);
-            let f71 = load(inputs.row(5, token));
-            let f72 = eq(f71, f71);
-            let f73 = load(inputs.row(6, token));
-            let f75 = select(f72, f73, splat(-1.0f32));
-            store(output(0, token), f36);
-            store(output(1, token), f38);
-            store(output(2, token), f52);
-            store(output(3, token), f55);
-            store(output(4, token), f70);
-            store(output(5, token), f75);
+            let f21 = above(splat(0.0f32), f2);
+            let f22 = sub(f9, f21);
+            let f23 = add(f1, f7);
+            let f24 = select(f5, f22, f23);
+            let f26 = load(inputs.row(2, token));
+            let f27 = eq(f26, splat(0.0f32));
+            let f28 = mul(f26, f18);
+            let f29 = select(f27, splat(0.0f32), f28);
+            let f33 = mul(splat(f32), f24);
+            let f34 = mul(splat(f30), f24);
+            let f35 = mul(f34, f24);
+            let f36 = add(f29, f35);
+            let f38 = select(f13, splat(f32::NAN), f36);
+            let f40 = select(f13, splat(f32::NEG_INFINITY), f24);
+            let f41 = load(inputs.row(3, token));
+            let f42 = load(inputs.row(4, token));
+            let f43 = add(f26, f33);
+            let f44 = mul(f41, f43);
+            let f45 = add(f44, f42);
+            let f46 = mul(f33, f17);
+            let f47 = mul(f26, f11);
+            let f48 = sub(f46, f47);
+            let f49 = mul(f41, f48);
+            let f50 = mul(f42, f17);
+            let f51 = add(f49, f50);
+            let f52 = mul(splat(f25), f45);
+            let f53 = div(f52, f4);
+            let f54 = select(f13, splat(0.0f32), f53);
+            let f56 = mul(splat(f55), f51);
+            let f57 = select(f13, splat(0.0f32), f56);
+            let f58 = mul(f41, f33);
+            let f59 = add(f58, f42);
+            let f60 = neg(f45);
+            let f61 = maximum(f45, f60);
+            let f62 = mul(f41, f26);
+            let f63 = neg(f62);
+            let f64 = maximum(f62, f63);
+            let f65 = maximum(f61, f64);
+            let f66 = neg(f59);
+            let f67 = maximum(f59, f66);
+            let f68 = maximum(f65, f67);
+            let f71 = mul(f68, splat(f70));
+            let f72 = select(f13, splat(0.0f32), f71);
+            let f73 = load(inputs.row(5, token));
+            let f74 = eq(f73, f73);
+            let f75 = load(inputs.row(6, token));
+            let f77 = select(f74, f75, splat(-1.0f32));
+            store(output(0, token), f38);
+            store(output(1, token), f40);
+            store(output(2, token), f54);
+            store(output(3, token), f57);
+            store(output(4, token), f72);
+            store(output(5, token), f77);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -121,6 +121,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit", "argmax", "largest"],
         identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "z_loss"],

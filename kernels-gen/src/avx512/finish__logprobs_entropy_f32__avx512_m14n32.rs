@@ -53,6 +53,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["total", "moment"],
         identities: &[0.0f32, 0.0f32],
+        sums: &[0, 1],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

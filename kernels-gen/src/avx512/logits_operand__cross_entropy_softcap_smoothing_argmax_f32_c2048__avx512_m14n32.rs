@@ -6,8 +6,8 @@ use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
 const CHUNK: usize = 2048;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -97,11 +97,9 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
                 let logit = load(tile.add(row * PANEL + lane));
                 peak = larger(splat(f32::NEG_INFINITY), peak);
             }
-            // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
-            let peak = mul(peak, splat(LOG2_E));
             let grown = lt(add(old, splat(WINDOW)), peak);
-            let reference = select(grown, ceil(peak), old);
+            let reference = select(grown, reference_of(peak), old);
             if any(grown) {
                 rescale(args, token, old, reference);
             }
@@ -111,7 +109,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
             let w2 = inputs.uniform(0);
             let w5 = inputs.uniform(1);
             let w22 = inputs.classes;
-            // Partial results of 64 columns keep the rounding error of long sums small.
+            // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
             for start in (0..args.columns).step_by(64) {
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
@@ -155,11 +153,11 @@ unsafe fn clear_rows(tile: *mut f32, rows: usize) {
     }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new).
+/// Moves the reference of a vector of rows, and with it what is relative to it.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
@@ -185,7 +183,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for row in 0..args.columns {
                 let saved = args.saved.cast::<f32>().add((panel * CHUNK + row) * PANEL + lane);
                 store(tile.add(row * PANEL + lane), mul(load_f32(saved), factor));
@@ -207,6 +205,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
         identities: &[],
+        sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["logit_scale", "softcap"],

@@ -8,6 +8,7 @@ use vocabfuse_kernels::abi::*;
 /// Merges another shard's rows: references to their maximum, the rest relative to it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn kernel(args: &Merge) {
+    let rebase = |from: f32, to: f32| lanes(rebase(splat(from), splat(to)))[0];
     for token in args.first..args.end {
         // SAFETY: the caller states the extents of all buffers; this call owns its tokens of `state` and `a`.
         unsafe {
@@ -15,8 +16,7 @@ unsafe fn kernel(args: &Merge) {
             let other_state = |index: usize| *(*args.other_state.add(index)).add(token);
             let (reference, other) = (*state(0), other_state(0));
             let largest = if reference > other { reference } else { other };
-            let (moved_0, other_moved_0) = (largest - reference, largest - other);
-            let (mine_0, theirs_0) = (power_of_two(-moved_0), power_of_two(-other_moved_0));
+            let (mine_0, theirs_0) = (rebase(reference, largest), rebase(other, largest));
             *state(0) = largest;
             let (value, other) = (state(1), other_state(1));
             *value = *value * mine_0 + other * theirs_0;
@@ -54,6 +54,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit", "argmax", "largest"],
         identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -8,6 +8,8 @@ use vocabfuse_kernels::abi::*;
 /// Merges another shard's rows: references to their maximum, the rest relative to it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn kernel(args: &Merge) {
+    let rebase = |from: f32, to: f32| lanes(rebase(splat(from), splat(to)))[0];
+    let rise = |from: f32, to: f32| lanes(rise(splat(from), splat(to)))[0];
     for token in args.first..args.end {
         // SAFETY: the caller states the extents of all buffers; this call owns its tokens of `state` and `a`.
         unsafe {
@@ -15,24 +17,30 @@ unsafe fn kernel(args: &Merge) {
             let other_state = |index: usize| *(*args.other_state.add(index)).add(token);
             let (reference, other) = (*state(0), other_state(0));
             let largest = if reference > other { reference } else { other };
-            let (moved_0, other_moved_0) = (largest - reference, largest - other);
-            let (mine_0, theirs_0) = (power_of_two(-moved_0), power_of_two(-other_moved_0));
+            let (mine_0, theirs_0) = (rebase(reference, largest), rebase(other, largest));
+            let (my_rise_0, their_rise_0) = (rise(reference, largest), rise(other, largest));
             *state(0) = largest;
+            let grown = |rises: [f32; 1]| rises[0] * -1.0;
+            let mine = raised(*state(5), *state(4), grown([my_rise_0, ]), 1.0);
+            let theirs = raised(other_state(5), other_state(4), grown([their_rise_0, ]), 1.0);
+            *state(5) = mine + theirs;
             let (value, other) = (state(1), other_state(1));
-            *value += other;
-            let (value, other) = (state(2), other_state(2));
             *value = *value * mine_0 + other * theirs_0;
+            let (value, other) = (state(2), other_state(2));
+            *value += other;
             let (value, other) = (state(3), other_state(3));
             *value += other;
             let (value, other) = (state(4), other_state(4));
             *value += other;
-            let (value, other) = (state(5), other_state(5));
+            let (value, other) = (state(6), other_state(6));
+            *value += other;
+            let (value, other) = (state(7), other_state(7));
             // Of equal values the first counts.
-            let (best, rival) = (*state(6), other_state(6));
+            let (best, rival) = (*state(8), other_state(8));
             if rival > best || rival == best && other < *value {
                 *value = other;
             }
-            let (value, other) = (state(6), other_state(6));
+            let (value, other) = (state(8), other_state(8));
             *value = scalar_ops::maximum(*value, other);
             if !args.a.is_null() {
                 let a = args.a.add(token * args.a_stride);
@@ -46,6 +54,17 @@ unsafe fn kernel(args: &Merge) {
     }
 }
 
+/// A moment after its distances have grown. What weighs nothing is nothing, however far it is.
+fn raised(moment: f32, sum: f32, grown: f32, factor: f32) -> f32 {
+    if factor == 0.0 {
+        0.0
+    } else if sum == 0.0 {
+        moment * factor
+    } else {
+        (moment + grown * sum) * factor
+    }
+}
+
 /// Registry entry.
 pub const KERNEL: Kernel = Kernel {
     name: "merge__cross_entropy_softcap_smoothing_argmax_f32__avx512_m14n32",
@@ -56,8 +75,9 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing_argmax",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "target_slope", "argmax", "largest"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1, 2, 3, 4, 5],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

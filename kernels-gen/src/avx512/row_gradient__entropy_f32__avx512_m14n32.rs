@@ -36,8 +36,8 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let logit = load(tile.add(i * PANEL));
             let g1 = logit;
             let g2 = exp_above(g1, g0);
-            let g4 = maximum(g1, splat(-1e38f32));
-            let g5 = above(g4, g0);
+            let g3 = above(g1, g0);
+            let g5 = maximum(g3, splat(-1e38f32));
             let g7 = mul(g2, g6);
             let g9 = add(g5, g8);
             let g10 = mul(g7, g9);
@@ -67,6 +67,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
         identities: &[],
+        sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["inverse_softcap", "logit_scale"],

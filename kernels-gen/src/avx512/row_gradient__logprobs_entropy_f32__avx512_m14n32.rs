@@ -43,8 +43,8 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let selected = splat(0.0);
             let g1 = logit;
             let g2 = exp_above(g1, g0);
-            let g4 = maximum(g1, splat(-1e38f32));
-            let g5 = above(g4, g0);
+            let g3 = above(g1, g0);
+            let g5 = maximum(g3, splat(-1e38f32));
             let g7 = mul(g2, g6);
             let g9 = add(g5, g8);
             let g10 = mul(g7, g9);
@@ -70,8 +70,8 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let selected = splat(*args.selection.weights.add(slot * args.selection.stride + token + index));
             let g1 = logit;
             let g2 = exp_above(g1, g0);
-            let g4 = maximum(g1, splat(-1e38f32));
-            let g5 = above(g4, g0);
+            let g3 = above(g1, g0);
+            let g5 = maximum(g3, splat(-1e38f32));
             let g7 = mul(g2, g6);
             let g9 = add(g5, g8);
             let g10 = mul(g7, g9);
@@ -122,6 +122,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
         identities: &[],
+        sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &["inverse_softcap", "logit_scale"],

@@ -32,6 +32,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &[],
         identities: &[],
+        sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -207,6 +207,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit", "target_slope"],
         identities: &[0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2],
         statistics_uniforms: &["logit_scale", "softcap"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

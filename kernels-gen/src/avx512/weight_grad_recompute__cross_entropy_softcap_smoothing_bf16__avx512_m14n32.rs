@@ -142,8 +142,8 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
             let token = panel * PANEL + lane;
             let reference = load(args.reference.add(token));
             let inputs = statistics_inputs;
-            let s31 = load_i32(inputs.targets.add(token));
-            let s34 = reference;
+            let s24 = load_i32(inputs.targets.add(token));
+            let s27 = reference;
             let inputs = outer;
             let g1 = load_i32(inputs.targets.add(token));
             let g3 = load(inputs.row(0, token));
@@ -171,13 +171,13 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, from: *const f32, q: *mut 
                     let s16 = add(s10, splat(1.0f32));
                     let s17 = mul(s16, s16);
                     let s18 = div(s14, s17);
-                    let s30 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
-                    let s32 = eq_i32(splat_i32(s19), s31);
-                    let s33 = select(s32, splat(f32::NEG_INFINITY), s30);
-                    let s35 = exp_above(s33, s34);
-                    let s41 = mul(s35, s18);
+                    let s23 = if s21 { s12 } else { splat(f32::NEG_INFINITY) };
+                    let s25 = eq_i32(splat_i32(s19), s24);
+                    let s26 = select(s25, splat(f32::NEG_INFINITY), s23);
+                    let s28 = exp_above(s26, s27);
+                    let s48 = mul(s28, s18);
                     let _ = inputs;
-                    s41
+                    s48
                 };
                 let g0 = column;
                 let g9 = inputs.column(0, column);
@@ -225,9 +225,10 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "target_slope"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32],
-        statistics_uniforms: &["logit_scale", "softcap"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4, 5],
+        statistics_uniforms: &["logit_scale", "softcap", "smoothing_share"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale", "softcap"],
         rows: &["target_factor", "a_factor", "operand_factor", "upstream"],

@@ -119,7 +119,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut f32, column_sums: 
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
             let reference = load(args.reference.add(token));
-            let factor = exp2(sub(load(args.saved_reference.add(token)), reference));
+            let factor = rebase(load(args.saved_reference.add(token)), reference);
             let g1 = load_i32(inputs.targets.add(token));
             let g3 = load(inputs.row(0, token));
             let g7 = load(inputs.row(1, token));
@@ -159,6 +159,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
         identities: &[0.0f32, 0.0f32],
+        sums: &[0, 1],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 const CHUNK: usize = 256;
 /// Packed elements of E from one panel to the next.
 const E_PANEL: usize = CHUNK * PANEL;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -77,7 +77,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
 unsafe fn list(args: &LogitsSoftmax, panel: usize, tile: *const f32, lists: &Lists, first: usize) {
     // SAFETY: as for `kernel`.
     unsafe {
-        let mass = (*args.state.add(2)).add(panel * PANEL);
+        let mass = (*args.state.add(1)).add(panel * PANEL);
         let limits = std::array::from_fn(|i| mul(splat(args.filter), load(mass.add(i * LANES))));
         let value = |row: usize, lane: usize| {
             let words = load_words(tile.add(row / 2 * PANEL + lane).cast());
@@ -98,7 +98,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
         let m5 = inputs.classes;
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let m16 = load_i32(inputs.targets.add(token));
+            let m9 = load_i32(inputs.targets.add(token));
             let mut peak = splat(f32::NEG_INFINITY);
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
@@ -108,16 +108,14 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
                 let m6 = scalar_ops::lt_i32(m4, m5);
                 let m0 = logit;
                 let m3 = mul_add(m0, splat(m1), splat(m2));
-                let m15 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
-                let m17 = eq_i32(splat_i32(m4), m16);
-                let m18 = select(m17, splat(f32::NEG_INFINITY), m15);
-                peak = larger(m18, peak);
+                let m8 = if m6 { m3 } else { splat(f32::NEG_INFINITY) };
+                let m10 = eq_i32(splat_i32(m4), m9);
+                let m11 = select(m10, splat(f32::NEG_INFINITY), m8);
+                peak = larger(m11, peak);
             }
-            // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
-            let peak = mul(peak, splat(LOG2_E));
             let grown = lt(add(old, splat(WINDOW)), peak);
-            let reference = select(grown, ceil(peak), old);
+            let reference = select(grown, reference_of(peak), old);
             if any(grown) {
                 rescale(args, token, old, reference);
             }
@@ -126,65 +124,97 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
             }
             let w1 = inputs.uniform(0);
             let w5 = inputs.classes;
-            let w16 = load_i32(inputs.targets.add(token));
-            let w19 = reference;
+            let w19 = inputs.uniform(1);
+            let w9 = load_i32(inputs.targets.add(token));
+            let w12 = reference;
             let mut total1 = load(state(1, token));
+            let mut lost1 = load(state(6, token));
             let mut total2 = load(state(2, token));
+            let mut lost2 = load(state(7, token));
             let mut total3 = load(state(3, token));
-            // Partial results of 64 columns keep the rounding error of long sums small.
+            let mut lost3 = load(state(8, token));
+            let mut total4 = load(state(4, token));
+            let mut lost4 = load(state(9, token));
+            let mut total5 = load(state(5, token));
+            let mut lost5 = load(state(10, token));
+            // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
                 let mut part2 = splat(0.0f32);
                 let mut part3 = splat(0.0f32);
+                let mut part4 = splat(0.0f32);
+                let mut part5 = splat(0.0f32);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
                     let w2 = inputs.column(0, column);
                     let w4 = column;
                     let w6 = scalar_ops::lt_i32(w4, w5);
-                    let w7 = inputs.column(1, column);
-                    let w9 = if w6 { w7 } else { 0.0f32 };
-                    let w10 = scalar_ops::eq(w9, 0.0f32);
+                    let w18 = inputs.column(1, column);
+                    let w20 = scalar_ops::mul(w18, w19);
+                    let w21 = if w6 { w20 } else { 0.0f32 };
                     let w0 = logit;
                     let w3 = mul_add(w0, splat(w1), splat(w2));
-                    let w11 = mul(splat(w9), w3);
-                    let w12 = if w10 { splat(0.0f32) } else { w11 };
-                    let w15 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
-                    let w17 = eq_i32(splat_i32(w4), w16);
-                    let w18 = select(w17, splat(f32::NEG_INFINITY), w15);
-                    let w20 = exp_above(w18, w19);
-                    let w22 = select(w17, w15, splat(0.0f32));
-                    part1 = add(part1, w12);
-                    part2 = add(part2, w20);
-                    part3 = add(part3, w22);
-                    let stored = w20;
+                    let w8 = if w6 { w3 } else { splat(f32::NEG_INFINITY) };
+                    let w10 = eq_i32(splat_i32(w4), w9);
+                    let w11 = select(w10, splat(f32::NEG_INFINITY), w8);
+                    let w13 = exp_above(w11, w12);
+                    let w16 = select(w10, w8, splat(0.0f32));
+                    let w22 = select(w10, splat(0.0f32), splat(w21));
+                    let w23 = select(w10, splat(w21), splat(0.0f32));
+                    let w26 = above(w8, w12);
+                    let w27 = mul(w22, w26);
+                    let w28 = eq(w22, splat(0.0f32));
+                    let w29 = select(w28, splat(0.0f32), w27);
+                    part1 = add(part1, w13);
+                    part2 = add(part2, w16);
+                    part3 = add(part3, w23);
+                    part4 = add(part4, w22);
+                    part5 = add(part5, w29);
+                    let stored = w13;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
                         store_rounded(args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane), stored);
                     }
                 }
                 pack_rows(tile.add(lane), start, args.columns.min(start + 64), e.add(lane));
-                total1 = add(total1, part1);
-                total2 = add(total2, part2);
-                total3 = add(total3, part3);
+                (total1, lost1) = add_to(total1, part1, lost1);
+                (total2, lost2) = add_to(total2, part2, lost2);
+                (total3, lost3) = add_to(total3, part3, lost3);
+                (total4, lost4) = add_to(total4, part4, lost4);
+                (total5, lost5) = add_to(total5, part5, lost5);
             }
             store(state(1, token), total1);
+            store(state(6, token), lost1);
             store(state(2, token), total2);
+            store(state(7, token), lost2);
             store(state(3, token), total3);
+            store(state(8, token), lost3);
+            store(state(4, token), total4);
+            store(state(9, token), lost4);
+            store(state(5, token), total5);
+            store(state(10, token), lost5);
         }
     }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new).
+/// Moves the reference of a vector of rows, and with it what is relative to it.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        let sum = (*args.state.add(2)).add(token);
-        store(sum, mul(load(sum), factor));
+        let moment = (*args.state.add(5)).add(token);
+        let grown = mul(splat(-1.0), rise(old, new));
+        let sum = load((*args.state.add(4)).add(token));
+        // What weighs nothing is nothing, however far it is.
+        store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
+        for index in [1, 6] {
+            let sum = (*args.state.add(index)).add(token);
+            store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
+        }
         if args.stages == Stages::Statistics {
             return;
         }
@@ -203,7 +233,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for row in 0..args.columns {
                 let saved = args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane);
                 store(tile.add(row * PANEL + lane), mul(load_bf16(saved), factor));
@@ -223,14 +253,15 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 256,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32, 0.0f32],
-        statistics_uniforms: &["logit_scale"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4],
+        statistics_uniforms: &["logit_scale", "smoothing_share"],
         statistics_columns: &["bias", "class_weight"],
-        uniforms: &["logit_scale"],
+        uniforms: &["logit_scale", "smoothing_share"],
         rows: &[],
         columns: &["bias", "class_weight"],
-        outputs: &["weighted_logits", "rest", "target_logit"],
+        outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance"],
         column_gradients: &[],
         shared: false,
     },

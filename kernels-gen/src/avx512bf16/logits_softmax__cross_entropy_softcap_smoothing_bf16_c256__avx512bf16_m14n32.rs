@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 const CHUNK: usize = 256;
 /// Packed elements of E from one panel to the next.
 const E_PANEL: usize = CHUNK * PANEL;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -77,7 +77,7 @@ unsafe fn kernel(args: &LogitsSoftmax) {
 unsafe fn list(args: &LogitsSoftmax, panel: usize, tile: *const f32, lists: &Lists, first: usize) {
     // SAFETY: as for `kernel`.
     unsafe {
-        let mass = (*args.state.add(2)).add(panel * PANEL);
+        let mass = (*args.state.add(1)).add(panel * PANEL);
         let limits = std::array::from_fn(|i| mul(splat(args.filter), load(mass.add(i * LANES))));
         let value = |row: usize, lane: usize| {
             let words = load_words(tile.add(row / 2 * PANEL + lane).cast());
@@ -99,7 +99,7 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
         let m20 = inputs.classes;
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let m31 = load_i32(inputs.targets.add(token));
+            let m24 = load_i32(inputs.targets.add(token));
             let mut peak = splat(f32::NEG_INFINITY);
             for row in 0..args.columns {
                 let column = (args.first_column + row) as i32;
@@ -112,16 +112,14 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
                 let m5 = div(m3, splat(m4));
                 let m11 = tanh(m5);
                 let m12 = mul(m11, splat(m4));
-                let m30 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
-                let m32 = eq_i32(splat_i32(m19), m31);
-                let m33 = select(m32, splat(f32::NEG_INFINITY), m30);
-                peak = larger(m33, peak);
+                let m23 = if m21 { m12 } else { splat(f32::NEG_INFINITY) };
+                let m25 = eq_i32(splat_i32(m19), m24);
+                let m26 = select(m25, splat(f32::NEG_INFINITY), m23);
+                peak = larger(m26, peak);
             }
-            // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
-            let peak = mul(peak, splat(LOG2_E));
             let grown = lt(add(old, splat(WINDOW)), peak);
-            let reference = select(grown, ceil(peak), old);
+            let reference = select(grown, reference_of(peak), old);
             if any(grown) {
                 rescale(args, token, old, reference);
             }
@@ -131,27 +129,38 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
             let w1 = inputs.uniform(0);
             let w4 = inputs.uniform(1);
             let w20 = inputs.classes;
-            let w31 = load_i32(inputs.targets.add(token));
-            let w34 = reference;
+            let w34 = inputs.uniform(2);
+            let w24 = load_i32(inputs.targets.add(token));
+            let w27 = reference;
             let mut total1 = load(state(1, token));
+            let mut lost1 = load(state(7, token));
             let mut total2 = load(state(2, token));
+            let mut lost2 = load(state(8, token));
             let mut total3 = load(state(3, token));
+            let mut lost3 = load(state(9, token));
             let mut total4 = load(state(4, token));
-            // Partial results of 64 columns keep the rounding error of long sums small.
+            let mut lost4 = load(state(10, token));
+            let mut total5 = load(state(5, token));
+            let mut lost5 = load(state(11, token));
+            let mut total6 = load(state(6, token));
+            let mut lost6 = load(state(12, token));
+            // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
                 let mut part2 = splat(0.0f32);
                 let mut part3 = splat(0.0f32);
                 let mut part4 = splat(0.0f32);
+                let mut part5 = splat(0.0f32);
+                let mut part6 = splat(0.0f32);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
                     let w2 = inputs.column(0, column);
                     let w19 = column;
                     let w21 = scalar_ops::lt_i32(w19, w20);
-                    let w22 = inputs.column(1, column);
-                    let w24 = if w21 { w22 } else { 0.0f32 };
-                    let w25 = scalar_ops::eq(w24, 0.0f32);
+                    let w33 = inputs.column(1, column);
+                    let w35 = scalar_ops::mul(w33, w34);
+                    let w36 = if w21 { w35 } else { 0.0f32 };
                     let w0 = logit;
                     let w3 = mul_add(w0, splat(w1), splat(w2));
                     let w5 = div(w3, splat(w4));
@@ -165,49 +174,72 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
                     let w16 = add(w10, splat(1.0f32));
                     let w17 = mul(w16, w16);
                     let w18 = div(w14, w17);
-                    let w26 = mul(splat(w24), w12);
-                    let w27 = if w25 { splat(0.0f32) } else { w26 };
-                    let w30 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
-                    let w32 = eq_i32(splat_i32(w19), w31);
-                    let w33 = select(w32, splat(f32::NEG_INFINITY), w30);
-                    let w35 = exp_above(w33, w34);
-                    let w37 = select(w32, w30, splat(0.0f32));
-                    let w39 = select(w32, w18, splat(0.0f32));
-                    let w41 = mul(w35, w18);
-                    part1 = add(part1, w27);
-                    part2 = add(part2, w35);
-                    part3 = add(part3, w37);
-                    part4 = add(part4, w39);
-                    let stored = w41;
+                    let w23 = if w21 { w12 } else { splat(f32::NEG_INFINITY) };
+                    let w25 = eq_i32(splat_i32(w19), w24);
+                    let w26 = select(w25, splat(f32::NEG_INFINITY), w23);
+                    let w28 = exp_above(w26, w27);
+                    let w31 = select(w25, w23, splat(0.0f32));
+                    let w37 = select(w25, splat(0.0f32), splat(w36));
+                    let w38 = select(w25, splat(w36), splat(0.0f32));
+                    let w41 = above(w23, w27);
+                    let w42 = mul(w37, w41);
+                    let w43 = eq(w37, splat(0.0f32));
+                    let w44 = select(w43, splat(0.0f32), w42);
+                    let w46 = select(w25, w18, splat(0.0f32));
+                    let w48 = mul(w28, w18);
+                    part1 = add(part1, w28);
+                    part2 = add(part2, w31);
+                    part3 = add(part3, w38);
+                    part4 = add(part4, w37);
+                    part5 = add(part5, w44);
+                    part6 = add(part6, w46);
+                    let stored = w48;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
                         store_rounded(args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane), stored);
                     }
                 }
                 pack_rows(tile.add(lane), start, args.columns.min(start + 64), e.add(lane));
-                total1 = add(total1, part1);
-                total2 = add(total2, part2);
-                total3 = add(total3, part3);
-                total4 = add(total4, part4);
+                (total1, lost1) = add_to(total1, part1, lost1);
+                (total2, lost2) = add_to(total2, part2, lost2);
+                (total3, lost3) = add_to(total3, part3, lost3);
+                (total4, lost4) = add_to(total4, part4, lost4);
+                (total5, lost5) = add_to(total5, part5, lost5);
+                (total6, lost6) = add_to(total6, part6, lost6);
             }
             store(state(1, token), total1);
+            store(state(7, token), lost1);
             store(state(2, token), total2);
+            store(state(8, token), lost2);
             store(state(3, token), total3);
+            store(state(9, token), lost3);
             store(state(4, token), total4);
+            store(state(10, token), lost4);
+            store(state(5, token), total5);
+            store(state(11, token), lost5);
+            store(state(6, token), total6);
+            store(state(12, token), lost6);
         }
     }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new).
+/// Moves the reference of a vector of rows, and with it what is relative to it.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        let sum = (*args.state.add(2)).add(token);
-        store(sum, mul(load(sum), factor));
+        let moment = (*args.state.add(5)).add(token);
+        let grown = mul(splat(-1.0), rise(old, new));
+        let sum = load((*args.state.add(4)).add(token));
+        // What weighs nothing is nothing, however far it is.
+        store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
+        for index in [1, 7] {
+            let sum = (*args.state.add(index)).add(token);
+            store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
+        }
         if args.stages == Stages::Statistics {
             return;
         }
@@ -226,7 +258,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for row in 0..args.columns {
                 let saved = args.saved.cast::<u16>().add((panel * CHUNK + row) * PANEL + lane);
                 store(tile.add(row * PANEL + lane), mul(load_bf16(saved), factor));
@@ -246,14 +278,15 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 256,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "target_slope"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32],
-        statistics_uniforms: &["logit_scale", "softcap"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4, 5],
+        statistics_uniforms: &["logit_scale", "softcap", "smoothing_share"],
         statistics_columns: &["bias", "class_weight"],
-        uniforms: &["logit_scale", "softcap"],
+        uniforms: &["logit_scale", "softcap", "smoothing_share"],
         rows: &[],
         columns: &["bias", "class_weight"],
-        outputs: &["weighted_logits", "rest", "target_logit", "target_slope"],
+        outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope"],
         column_gradients: &[],
         shared: false,
     },

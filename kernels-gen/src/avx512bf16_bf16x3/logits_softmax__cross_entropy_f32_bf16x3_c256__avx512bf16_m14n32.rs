@@ -8,8 +8,8 @@ use vocabfuse_kernels::abi::*;
 const CHUNK: usize = 256;
 /// Packed elements of E from one panel to the next.
 const E_PANEL: usize = CHUNK * DEPTH;
-/// A row keeps its reference until a logit exceeds it by this much (log2 units).
-const WINDOW: f32 = 20.0;
+/// A row keeps its reference until a logit exceeds it by this much.
+const WINDOW: f32 = 13.8;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
@@ -111,11 +111,9 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
                 let m11 = select(m10, splat(f32::NEG_INFINITY), m8);
                 peak = larger(m11, peak);
             }
-            // The reference is an integer, so that every rescale is exact.
             let old = load(state(0, token));
-            let peak = mul(peak, splat(LOG2_E));
             let grown = lt(add(old, splat(WINDOW)), peak);
-            let reference = select(grown, ceil(peak), old);
+            let reference = select(grown, reference_of(peak), old);
             if any(grown) {
                 rescale(args, token, old, reference);
             }
@@ -127,8 +125,10 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
             let w9 = load_i32(inputs.targets.add(token));
             let w12 = reference;
             let mut total1 = load(state(1, token));
+            let mut lost1 = load(state(3, token));
             let mut total2 = load(state(2, token));
-            // Partial results of 64 columns keep the rounding error of long sums small.
+            let mut lost2 = load(state(4, token));
+            // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
                 let mut part2 = splat(0.0f32);
@@ -154,25 +154,29 @@ unsafe fn softmax(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Pa
                     }
                 }
                 pack_rows(tile.add(lane), start, args.columns.min(start + 64), e.add(lane));
-                total1 = add(total1, part1);
-                total2 = add(total2, part2);
+                (total1, lost1) = add_to(total1, part1, lost1);
+                (total2, lost2) = add_to(total2, part2, lost2);
             }
             store(state(1, token), total1);
+            store(state(3, token), lost1);
             store(state(2, token), total2);
+            store(state(4, token), lost2);
         }
     }
 }
 
-/// Moves the reference of a vector of rows: what is relative to it is multiplied by 2^(old - new).
+/// Moves the reference of a vector of rows, and with it what is relative to it.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
-    let factor = exp2(sub(old, new));
+    let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        let sum = (*args.state.add(1)).add(token);
-        store(sum, mul(load(sum), factor));
+        for index in [1, 3] {
+            let sum = (*args.state.add(index)).add(token);
+            store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
+        }
         if args.stages == Stages::Statistics {
             return;
         }
@@ -191,7 +195,7 @@ unsafe fn load_saved(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut
     unsafe {
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
-            let factor = exp2(sub(load(args.saved_reference.add(token)), load((*args.state).add(token))));
+            let factor = rebase(load(args.saved_reference.add(token)), load((*args.state).add(token)));
             for row in 0..args.columns {
                 let saved = args.saved.cast::<f32>().add((panel * CHUNK + row) * PANEL + lane);
                 store(tile.add(row * PANEL + lane), mul(load_f32(saved), factor));
@@ -213,6 +217,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
         identities: &[0.0f32, 0.0f32],
+        sums: &[0, 1],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

@@ -167,6 +167,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit", "argmax", "largest"],
         identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+        sums: &[0, 1],
         statistics_uniforms: &["logit_scale", "first_class"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

@@ -12,13 +12,13 @@ unsafe fn kernel(args: &Finish) {
     // SAFETY: the caller states the extents of all buffers; this call owns its tokens of the outputs and of dX.
     unsafe {
         let output = |index: usize, token: usize| (*args.outputs.add(index)).add(token);
-        let f23 = inputs.uniform(0);
-        let f28 = inputs.uniform(1);
-        let f30 = scalar_ops::mul(f28, 2.0f32);
-        let f32 = inputs.uniform(2);
-        let f33 = inputs.uniform(3);
-        let f84 = scalar_ops::neg(f23);
-        let f85 = scalar_ops::maximum(f23, f84);
+        let f25 = inputs.uniform(0);
+        let f32 = inputs.uniform(1);
+        let f34 = scalar_ops::mul(f32, 2.0f32);
+        let f43 = inputs.uniform(2);
+        let f82 = inputs.uniform(3);
+        let f90 = scalar_ops::neg(f25);
+        let f91 = scalar_ops::maximum(f25, f90);
         for token in (args.first..args.end).step_by(LANES) {
             let reference = load(args.reference.add(token));
             let f0 = load(inputs.row(0, token));
@@ -29,80 +29,86 @@ unsafe fn kernel(args: &Finish) {
             let f5 = lt(f3, f0);
             let f6 = div(f0, f3);
             let f7 = ln_1p(f6);
-            let f8 = ln(f4);
-            let f9 = above(f1, f2);
-            let f10 = sub(f8, f9);
+            let f8 = above(f1, f2);
+            let f9 = ln(f4);
+            let f10 = sub(f9, f8);
             let f11 = div(f0, f4);
             let f13 = eq(f4, splat(0.0f32));
             let f14 = div(f3, f4);
             let f16 = sub(splat(1.0f32), f11);
             let f17 = select(f5, f14, f16);
             let f18 = select(f5, f10, f7);
-            let f19 = above(splat(0.0f32), f2);
-            let f20 = sub(f8, f19);
-            let f21 = add(f1, f7);
-            let f22 = select(f5, f20, f21);
-            let f24 = load(inputs.row(2, token));
-            let f25 = eq(f24, splat(0.0f32));
-            let f26 = mul(f24, f18);
-            let f27 = select(f25, splat(0.0f32), f26);
-            let f31 = mul(splat(f30), f22);
-            let f34 = mul(splat(f33), f22);
-            let f35 = load(inputs.row(3, token));
-            let f36 = mul(splat(f32), f35);
-            let f37 = sub(f34, f36);
-            let f38 = add(f27, f37);
-            let f39 = add(f31, splat(f33));
-            let f40 = mul(splat(f28), f22);
-            let f41 = mul(f40, f22);
-            let f42 = add(f38, f41);
-            let f44 = select(f13, splat(f32::NAN), f42);
-            let f46 = select(f13, splat(f32::NEG_INFINITY), f22);
-            let f47 = load(inputs.row(4, token));
-            let f48 = load(inputs.row(5, token));
-            let f49 = load(inputs.row(6, token));
-            let f50 = add(f24, f39);
-            let f51 = mul(f47, f50);
-            let f52 = add(f51, f48);
-            let f53 = mul(f39, f17);
-            let f54 = mul(f24, f11);
-            let f55 = sub(f53, f54);
-            let f56 = mul(f47, f55);
-            let f57 = mul(f48, f17);
-            let f58 = add(f56, f57);
-            let f59 = mul(splat(f23), f52);
-            let f60 = div(f59, f4);
-            let f61 = select(f13, splat(0.0f32), f60);
-            let f62 = mul(splat(f23), f49);
-            let f63 = mul(f62, f58);
-            let f64 = select(f13, splat(0.0f32), f63);
-            let f65 = mul(f47, f39);
-            let f66 = add(f65, f48);
-            let f67 = neg(f52);
-            let f68 = maximum(f52, f67);
-            let f69 = mul(f47, f24);
-            let f70 = neg(f69);
-            let f71 = maximum(f69, f70);
-            let f72 = maximum(f68, f71);
-            let f73 = neg(f66);
-            let f74 = maximum(f66, f73);
-            let f75 = maximum(f72, f74);
-            let f76 = mul(splat(f23), f47);
-            let f77 = mul(f76, splat(f32));
-            let f78 = neg(f77);
-            let f79 = select(f13, splat(0.0f32), f78);
-            let f80 = neg(f47);
-            let f81 = maximum(f47, f80);
-            let f82 = mul(f81, splat(f33));
-            let f83 = add(f75, f82);
-            let f86 = mul(f83, splat(f85));
-            let f87 = select(f13, splat(0.0f32), f86);
-            store(output(0, token), f44);
-            store(output(1, token), f46);
-            store(output(2, token), f61);
-            store(output(3, token), f64);
-            store(output(4, token), f79);
-            store(output(5, token), f87);
+            let f19 = add(f8, f7);
+            let f20 = select(f5, f9, f19);
+            let f21 = above(splat(0.0f32), f2);
+            let f22 = sub(f9, f21);
+            let f23 = add(f1, f7);
+            let f24 = select(f5, f22, f23);
+            let f26 = load(inputs.row(2, token));
+            let f27 = load(inputs.row(3, token));
+            let f28 = add(f26, f27);
+            let f29 = eq(f28, splat(0.0f32));
+            let f30 = mul(f28, f18);
+            let f31 = select(f29, splat(0.0f32), f30);
+            let f35 = mul(splat(f34), f24);
+            let f36 = load(inputs.row(4, token));
+            let f37 = mul(f36, f20);
+            let f38 = load(inputs.row(5, token));
+            let f39 = sub(f37, f38);
+            let f40 = eq(f36, splat(0.0f32));
+            let f41 = select(f40, splat(0.0f32), f39);
+            let f42 = add(f31, f41);
+            let f44 = add(f35, splat(f43));
+            let f45 = mul(splat(f32), f24);
+            let f46 = mul(f45, f24);
+            let f47 = add(f42, f46);
+            let f49 = select(f13, splat(f32::NAN), f47);
+            let f51 = select(f13, splat(f32::NEG_INFINITY), f24);
+            let f52 = load(inputs.row(6, token));
+            let f53 = load(inputs.row(7, token));
+            let f54 = load(inputs.row(8, token));
+            let f55 = add(f26, f44);
+            let f56 = mul(f52, f55);
+            let f57 = add(f56, f53);
+            let f58 = mul(f44, f17);
+            let f59 = mul(f26, f11);
+            let f60 = sub(f58, f59);
+            let f61 = mul(f52, f60);
+            let f62 = mul(f53, f17);
+            let f63 = add(f61, f62);
+            let f64 = mul(splat(f25), f57);
+            let f65 = div(f64, f4);
+            let f66 = select(f13, splat(0.0f32), f65);
+            let f67 = mul(splat(f25), f54);
+            let f68 = mul(f67, f63);
+            let f69 = select(f13, splat(0.0f32), f68);
+            let f70 = mul(f52, f44);
+            let f71 = add(f70, f53);
+            let f72 = neg(f57);
+            let f73 = maximum(f57, f72);
+            let f74 = mul(f52, f26);
+            let f75 = neg(f74);
+            let f76 = maximum(f74, f75);
+            let f77 = maximum(f73, f76);
+            let f78 = neg(f71);
+            let f79 = maximum(f71, f78);
+            let f80 = maximum(f77, f79);
+            let f81 = mul(splat(f25), f52);
+            let f83 = mul(f81, splat(f82));
+            let f84 = neg(f83);
+            let f85 = select(f13, splat(0.0f32), f84);
+            let f86 = neg(f52);
+            let f87 = maximum(f52, f86);
+            let f88 = mul(f87, splat(f43));
+            let f89 = add(f80, f88);
+            let f92 = mul(f89, splat(f91));
+            let f93 = select(f13, splat(0.0f32), f92);
+            store(output(0, token), f49);
+            store(output(1, token), f51);
+            store(output(2, token), f66);
+            store(output(3, token), f69);
+            store(output(4, token), f85);
+            store(output(5, token), f93);
             let _ = reference;
         }
         if args.a.is_null() {
@@ -137,12 +143,13 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "target_slope"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4, 5],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["logit_scale", "z_loss", "smoothing_share", "smoothing_total"],
-        rows: &["rest", "target_logit", "hard", "weighted_logits", "upstream", "lse_upstream", "target_slope"],
+        uniforms: &["logit_scale", "z_loss", "smoothing_total", "smoothing_share"],
+        rows: &["rest", "target_logit", "hard", "target_share", "rest_share", "rest_distance", "upstream", "lse_upstream", "target_slope"],
         columns: &[],
         outputs: &["loss", "lse", "a_factor", "target_factor", "operand_factor", "bound"],
         column_gradients: &[],

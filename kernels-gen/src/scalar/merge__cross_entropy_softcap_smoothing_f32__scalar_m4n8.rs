@@ -8,6 +8,8 @@ use vocabfuse_kernels::abi::*;
 /// Merges another shard's rows: references to their maximum, the rest relative to it.
 
 unsafe fn kernel(args: &Merge) {
+    let rebase = |from: f32, to: f32| lanes(rebase(splat(from), splat(to)))[0];
+    let rise = |from: f32, to: f32| lanes(rise(splat(from), splat(to)))[0];
     for token in args.first..args.end {
         // SAFETY: the caller states the extents of all buffers; this call owns its tokens of `state` and `a`.
         unsafe {
@@ -15,16 +17,22 @@ unsafe fn kernel(args: &Merge) {
             let other_state = |index: usize| *(*args.other_state.add(index)).add(token);
             let (reference, other) = (*state(0), other_state(0));
             let largest = if reference > other { reference } else { other };
-            let (moved_0, other_moved_0) = (largest - reference, largest - other);
-            let (mine_0, theirs_0) = (power_of_two(-moved_0), power_of_two(-other_moved_0));
+            let (mine_0, theirs_0) = (rebase(reference, largest), rebase(other, largest));
+            let (my_rise_0, their_rise_0) = (rise(reference, largest), rise(other, largest));
             *state(0) = largest;
+            let grown = |rises: [f32; 1]| rises[0] * -1.0;
+            let mine = raised(*state(5), *state(4), grown([my_rise_0, ]), 1.0);
+            let theirs = raised(other_state(5), other_state(4), grown([their_rise_0, ]), 1.0);
+            *state(5) = mine + theirs;
             let (value, other) = (state(1), other_state(1));
-            *value += other;
-            let (value, other) = (state(2), other_state(2));
             *value = *value * mine_0 + other * theirs_0;
+            let (value, other) = (state(2), other_state(2));
+            *value += other;
             let (value, other) = (state(3), other_state(3));
             *value += other;
             let (value, other) = (state(4), other_state(4));
+            *value += other;
+            let (value, other) = (state(6), other_state(6));
             *value += other;
             if !args.a.is_null() {
                 let a = args.a.add(token * args.a_stride);
@@ -38,6 +46,17 @@ unsafe fn kernel(args: &Merge) {
     }
 }
 
+/// A moment after its distances have grown. What weighs nothing is nothing, however far it is.
+fn raised(moment: f32, sum: f32, grown: f32, factor: f32) -> f32 {
+    if factor == 0.0 {
+        0.0
+    } else if sum == 0.0 {
+        moment * factor
+    } else {
+        (moment + grown * sum) * factor
+    }
+}
+
 /// Registry entry.
 pub const KERNEL: Kernel = Kernel {
     name: "merge__cross_entropy_softcap_smoothing_f32__scalar_m4n8",
@@ -48,8 +67,9 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 0,
     loss: "cross_entropy_softcap_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit", "target_slope"],
-        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4, 5],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

@@ -32,16 +32,17 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
             let m1 = logit;
             peak = larger(m1, peak);
         }
-        // The reference is an integer, so that every rescale is exact. Nothing but sums is relative to it, so that it can
-        // follow the maximum at once, and differences of logarithms are small where a distribution is narrow.
+        // Nothing but sums is relative to it, so that it can follow the maximum at once, and differences of logarithms are
+        // small where a distribution is narrow.
         let old_0 = load(state(0));
-        let peak = mul(peak, splat(LOG2_E));
-        let reference = select(lt(old_0, peak), ceil(peak), old_0);
-        let moved_0 = sub(reference, old_0);
+        let reference = select(lt(old_0, peak), reference_of(peak), old_0);
+        let rise_0 = rise(old_0, reference);
+        let factor_0 = rebase(old_0, reference);
         store(state(0), reference);
-        let mut total1 = mul(load(state(1)), exp2(neg(moved_0)));
+        let mut lost1 = mul(load(state(2)), factor_0);
+        let mut total1 = mul(load(state(1)), factor_0);
         let w0 = reference;
-        // Partial results of 64 columns keep the rounding error of long sums small.
+        // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
         for start in (0..place.columns).step_by(64) {
             let mut part1 = splat(0.0f32);
             for i in start..place.columns.min(start + 64) {
@@ -51,9 +52,10 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 let w2 = exp_above(w1, w0);
                 part1 = add(part1, w2);
             }
-            total1 = add(total1, part1);
+            (total1, lost1) = add_to(total1, part1, lost1);
         }
         store(state(1), total1);
+        store(state(2), lost1);
         for_selected(&args.selection, &place, token, |slot, i, index| {
             let column = (place.first_column + i) as i32;
             let logit = splat(*tile.add(i * PANEL + index));
@@ -91,6 +93,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["total"],
         identities: &[0.0f32],
+        sums: &[0],
         statistics_uniforms: &[],
         statistics_columns: &[],
         uniforms: &[],

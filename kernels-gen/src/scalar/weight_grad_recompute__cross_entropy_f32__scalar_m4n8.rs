@@ -168,6 +168,7 @@ pub const KERNEL: Kernel = Kernel {
     bindings: &vocabfuse_kernels::Bindings {
         statistics: &["rest", "target_logit"],
         identities: &[0.0f32, 0.0f32],
+        sums: &[0, 1],
         statistics_uniforms: &["logit_scale"],
         statistics_columns: &["bias"],
         uniforms: &["logit_scale"],

@@ -120,7 +120,7 @@ unsafe fn derivative(args: &WeightGrad, panel: usize, q: *mut f32, column_sums: 
         for lane in (0..PANEL).step_by(LANES) {
             let token = panel * PANEL + lane;
             let reference = load(args.reference.add(token));
-            let factor = exp2(sub(load(args.saved_reference.add(token)), reference));
+            let factor = rebase(load(args.saved_reference.add(token)), reference);
             let g1 = load_i32(inputs.targets.add(token));
             let g3 = load(inputs.row(0, token));
             let g7 = load(inputs.row(1, token));
@@ -163,9 +163,10 @@ pub const KERNEL: Kernel = Kernel {
     chunk: 2048,
     loss: "cross_entropy_smoothing",
     bindings: &vocabfuse_kernels::Bindings {
-        statistics: &["weighted_logits", "rest", "target_logit"],
-        identities: &[0.0f32, 0.0f32, 0.0f32],
-        statistics_uniforms: &["logit_scale"],
+        statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance"],
+        identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32],
+        sums: &[0, 1, 2, 3, 4],
+        statistics_uniforms: &["logit_scale", "smoothing_share"],
         statistics_columns: &["bias", "class_weight"],
         uniforms: &["logit_scale"],
         rows: &["target_factor", "a_factor", "operand_factor", "upstream"],
