@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Case, Tensors};
+use std::sync::Mutex;
 use std::time::Duration;
 use vocabfuse::ranks::each;
 use vocabfuse::reference::largest_error;
@@ -248,20 +249,21 @@ fn ranks_on_threads_of_a_rayon_pool_get_one_error_at_once() {
     refused_in_pools(|comm| entropies(comm, [0; 2]));
 }
 
-// A waiting rank that works on its block would take up the other rank, which then waits for it.
 #[test]
 fn ranks_that_only_wait_in_a_rayon_pool_get_the_same_error() {
-    let group = group();
-    let step = move |comm: &Local| {
-        let (layout, tensors) = (layout(), tensors());
-        let layer = Operators::new(&Cpu::new(Some(1))?, &layout, comm.rank())?;
-        let weight = Matrix::new(&tensors.w, VOCAB, HIDDEN)?.row_range(layout.range(comm.rank()))?;
+    let (group, tensors): (_, &Tensors) = (group(), Box::leak(Box::new(tensors())));
+    let begun = |comm: &Local| {
+        let layer = Operators::new(&Cpu::new(Some(1))?, &layout(), comm.rank())?;
+        let weight = Matrix::new(&tensors.w, VOCAB, HIDDEN)?.row_range(layout().range(comm.rank()))?;
         let of = Distribution::linear(Matrix::new(&tensors.x, TOKENS, HIDDEN)?, weight);
-        let statistics = layer.entropy(comm, of)?;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        pool.install(|| statistics.start_combine().wait()).map(|done| done.values.entropy)
+        layer.entropy(comm, of).map(|statistics| Mutex::new(Some(statistics.start_combine())))
     };
-    assert_eq!(on_both(group, step), [Some(Err(Error::RankInPool)), Some(Err(Error::RankInPool))]);
+    let waiting: Vec<_> = group.iter().map(|comm| begun(comm).unwrap()).collect();
+    let wait = move |comm: &Local| {
+        let merging = waiting[comm.rank()].lock().unwrap().take().unwrap();
+        merging.wait().map(|done| done.values.entropy)
+    };
+    assert_eq!(in_pool(1, group, wait), [Some(Err(Error::RankInPool)), Some(Err(Error::RankInPool))]);
 }
 
 #[test]
