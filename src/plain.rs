@@ -73,6 +73,7 @@ impl Composition {
     /// [`ProblemError`] if the inputs do not fit together.
     pub fn input_gradient(&mut self, problem: &Problem<'_, f32>, out: &mut Outputs<f32>) -> Result<(), ProblemError> {
         problem.check()?;
+        let problem = &problem.with_one_divisor();
         let (n, h, v) = (problem.tokens(), problem.hidden, problem.vocab);
         let scale = problem.options.logit_scale as f32;
         let (x, w) = (rounded(problem.x, self.dtype), rounded(problem.w, self.dtype));

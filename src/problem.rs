@@ -12,7 +12,9 @@ pub enum Reduction {
     None,
     /// Their sum.
     Sum,
-    /// Their sum over the number of tokens that are not ignored, or over [`Options::normalizer`].
+    /// Their mean over the tokens that are not ignored: the z-loss by the number of tokens, all else by the class weights
+    /// of their targets, where each token counts as often as its weight says. [`Options::normalizer`] divides both in place
+    /// of that. The mean over no weight is zero.
     #[default]
     Mean,
 }
@@ -26,7 +28,7 @@ pub struct Options {
     pub ignore_index: Option<i64>,
     /// What `loss` holds.
     pub reduction: Reduction,
-    /// Divisor of [`Reduction::Mean`] in place of the weights of the tokens that are not ignored.
+    /// Divisor of [`Reduction::Mean`] in place of those of the tokens that are not ignored.
     pub normalizer: Option<f64>,
     /// c in y = c tanh(z / c), where z is what the logits were without.
     pub softcap: Option<f64>,
@@ -154,12 +156,14 @@ impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
     }
 
     /// What the derivative of the loss of each token is multiplied by, `[N]`: its upstream gradient, over the divisor of the
-    /// mean; zero for ignored tokens.
+    /// mean; zero for ignored tokens, and for all tokens if no target has weight.
     pub fn gradient_factors(&self) -> Vec<f64> {
         let divisor = self.divisor();
         let factor = |token: usize| match self.target(token) {
-            Some(_) => self.upstream.map_or(1.0, |u| u[token].into()) * self.token_weight(token) / divisor,
-            None => 0.0,
+            Some(_) if divisor > 0.0 => {
+                self.upstream.map_or(1.0, |u| u[token].into()) * self.token_weight(token) / divisor
+            }
+            _ => 0.0,
         };
         (0..self.tokens()).map(factor).collect()
     }
@@ -195,21 +199,38 @@ impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
     /// The output `loss` from the losses of the tokens: `[N]`, or `[1]` if the reduction is not none.
     pub fn reduce(&self, mut losses: Vec<f64>) -> Vec<f64> {
         losses.iter_mut().enumerate().for_each(|(token, loss)| *loss *= self.token_weight(token));
+        let divisor = self.divisor();
         match self.options.reduction {
             Reduction::None => losses,
-            Reduction::Sum | Reduction::Mean => vec![losses.iter().sum::<f64>() / self.divisor()],
+            Reduction::Mean if divisor == 0.0 => vec![0.0],
+            Reduction::Sum | Reduction::Mean => vec![losses.iter().sum::<f64>() / divisor],
         }
     }
 
-    fn divisor(&self) -> f64 {
-        if self.options.reduction != Reduction::Mean {
-            return 1.0;
+    /// The same problem with another factor of the z-loss, such that the divisor of all else is right for it too. Sizes have
+    /// been checked.
+    pub(crate) fn with_one_divisor(&self) -> Problem<'a, T> {
+        let (divisor, mut options) = (self.divisor(), self.options);
+        if options.reduction == Reduction::Mean && options.normalizer.is_none() && divisor > 0.0 {
+            options.z_loss *= divisor / self.sum_over_tokens(|_| 1.0);
         }
-        let weight = |i: usize| self.target(i).map_or(0.0, |target| self.token_weight(i) * self.class_weight(target));
-        let weights = || (0..self.tokens()).map(weight).sum::<f64>();
-        let divisor = self.options.normalizer.unwrap_or_else(weights);
-        // With nothing to average the sum is zero, and so must the mean be.
-        if divisor == 0.0 { 1.0 } else { divisor }
+        Problem { options, ..*self }
+    }
+
+    /// What a sum over tokens is divided by, except for the z-loss of a mean.
+    fn divisor(&self) -> f64 {
+        match self.options.reduction {
+            Reduction::Mean => {
+                let weights = || self.sum_over_tokens(|target| self.class_weight(target));
+                self.options.normalizer.unwrap_or_else(weights)
+            }
+            Reduction::None | Reduction::Sum => 1.0,
+        }
+    }
+
+    /// Sum of what `of` makes of the targets, times the weights of their tokens; ignored tokens are left out.
+    fn sum_over_tokens(&self, of: impl Fn(usize) -> f64) -> f64 {
+        (0..self.tokens()).filter_map(|token| Some(self.token_weight(token) * of(self.target(token)?))).sum()
     }
 
     /// Checks sizes and targets.

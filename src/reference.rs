@@ -41,6 +41,7 @@ struct Row {
 /// [`ProblemError`] if the inputs do not fit together.
 pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, ProblemError> {
     problem.check()?;
+    let problem = &problem.with_one_divisor();
     let (tokens, hidden, vocab) = (problem.tokens(), problem.hidden, problem.vocab);
     let mut losses = vec![0.0; tokens];
     let mut out = Outputs {

@@ -44,19 +44,27 @@ impl Case {
 
     /// What the gradients are the derivative of: the losses, and lse, weighted by upstream.
     fn objective(&self) -> f64 {
-        let none = Options { reduction: Reduction::None, ..self.options };
-        let problem = Problem { options: none, ..self.problem() };
-        let out = cross_entropy(&problem).unwrap();
         let value = |values: &Option<Vec<f64>>, i: usize, rest: f64| values.as_ref().map_or(rest, |v| v[i]);
-        let sum: f64 = out.loss.iter().enumerate().map(|(i, l)| value(&self.upstream, i, 1.0) * l).sum();
-        let by_lse: f64 = out.lse.iter().enumerate().map(|(i, l)| value(&self.lse_upstream, i, 0.0) * l).sum();
-        let weight = |(token, class)| value(&self.token_weights, token, 1.0) * value(&self.class_weights, class, 1.0);
-        let weights: f64 = [(0, 2), (2, 0), (3, 4)].map(weight).iter().sum();
-        by_lse
-            + match self.options.reduction {
-                Reduction::Mean => sum / self.options.normalizer.unwrap_or(weights),
-                _ => sum,
+        let of = |z_loss| {
+            let options = Options { reduction: Reduction::None, z_loss, ..self.options };
+            let out = cross_entropy(&Problem { options, ..self.problem() }).unwrap();
+            let sum: f64 = out.loss.iter().enumerate().map(|(i, l)| value(&self.upstream, i, 1.0) * l).sum();
+            (sum, out.lse)
+        };
+        let (all, lse) = of(self.options.z_loss);
+        let by_lse: f64 = lse.iter().enumerate().map(|(i, l)| value(&self.lse_upstream, i, 0.0) * l).sum();
+        let loss = match (self.options.reduction, self.options.normalizer) {
+            (Reduction::Mean, Some(normalizer)) => all / normalizer,
+            (Reduction::Mean, None) => {
+                let tokens = [0, 2, 3].map(|token| value(&self.token_weights, token, 1.0));
+                let targets = [2, 0, 4].map(|class| value(&self.class_weights, class, 1.0));
+                let weights: f64 = tokens.iter().zip(targets).map(|(token, target)| token * target).sum();
+                let (without, _) = of(0.0);
+                without / weights + (all - without) / tokens.iter().sum::<f64>()
             }
+            _ => all,
+        };
+        loss + by_lse
     }
 
     fn numerical(&mut self, part: fn(&mut Case) -> &mut Vec<f64>) -> Vec<f64> {
@@ -146,6 +154,26 @@ fn reductions_agree_and_ignored_tokens_are_zero() {
     assert!((none.loss.iter().sum::<f64>() - sum.loss[0]).abs() < 1e-12);
     assert!((run(Reduction::Mean, None).loss[0] - sum.loss[0] / 3.0).abs() < 1e-12);
     assert!((run(Reduction::Mean, Some(8.0)).loss[0] - sum.loss[0] / 8.0).abs() < 1e-12);
+}
+
+#[test]
+fn class_weights_divide_all_of_a_mean_but_the_z_loss() {
+    let mean = |targets: &[i64], weights: &[f64], options: Options| {
+        let (x, w) = (vec![0.0; targets.len()], [0.0; 2]);
+        let problem = Problem { class_weights: Some(weights), ..Problem::new(&x, &w, targets, 1, options) };
+        cross_entropy(&problem).unwrap().loss[0]
+    };
+    let options = Options { z_loss: 0.1, ..Options::default() };
+    let (ln, z_loss) = (2f64.ln(), 0.1 * 2f64.ln().powi(2));
+    for weight in [1e-30, 1e-4, 1.0, 1e30] {
+        assert!((mean(&[0], &[weight; 2], options) - (ln + z_loss)).abs() < 1e-12, "{weight}");
+    }
+    // Smoothing gives each class a share of its weight: (0.8 * 3 + 0.1 * (3 + 1) + 0.8 * 1 + 0.1 * (3 + 1)) / (3 + 1).
+    let smoothed = Options { label_smoothing: 0.2, ..options };
+    assert!((mean(&[0, 1, -100], &[3.0, 1.0], smoothed) - (ln + z_loss)).abs() < 1e-12);
+    assert_eq!(mean(&[0, 0], &[0.0, 1.0], smoothed), 0.0);
+    let divided = Options { normalizer: Some(8.0), ..options };
+    assert!((mean(&[0, 1], &[3.0, 1.0], divided) - (4.0 * ln + 2.0 * z_loss) / 8.0).abs() < 1e-12);
 }
 
 #[test]

@@ -87,6 +87,22 @@ pub enum TensorError {
         /// Position in row-major order.
         position: usize,
     },
+    /// A number that another element type does not hold.
+    #[error(
+        "tensor {name}: {value:?} at position {position}; expected at most {largest:?} in size, as {dtype} holds no more"
+    )]
+    Overflow {
+        /// Name of the tensor.
+        name: &'static str,
+        /// The number.
+        value: f32,
+        /// Position in row-major order.
+        position: usize,
+        /// The element type.
+        dtype: Dtype,
+        /// Its largest number.
+        largest: f32,
+    },
 }
 
 /// Values of a tensor in their own type.
@@ -101,7 +117,7 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// Rounds f32 values to a dtype.
+    /// Rounds f32 values to a dtype; those beyond its range become infinite.
     pub fn from_f32(values: Vec<f32>, dtype: Dtype) -> Elements {
         match dtype {
             Dtype::F32 => Elements::F32(values),
@@ -142,9 +158,23 @@ impl Elements {
         }
     }
 
-    /// The values in another type; values that already have it are moved.
-    pub fn convert(self, dtype: Dtype) -> Elements {
-        if self.dtype() == dtype { self } else { Elements::from_f32(self.to_f32(), dtype) }
+    /// The values of the tensor `name` in another type; values that already have it are moved. Infinities and NaN stay
+    /// what they are.
+    ///
+    /// # Errors
+    /// [`TensorError::Overflow`] for a number that would become infinite.
+    pub fn convert(self, name: &'static str, dtype: Dtype) -> Result<Elements, TensorError> {
+        let (largest, fits): (f32, fn(f32) -> bool) = match dtype {
+            _ if self.dtype() == dtype => return Ok(self),
+            Dtype::F32 => (f32::MAX, |_| true),
+            Dtype::Bf16 => (bf16::MAX.to_f32(), |v| bf16::from_f32(v).is_finite()),
+            Dtype::F16 => (f16::MAX.to_f32(), |v| f16::from_f32(v).is_finite()),
+        };
+        let values = self.to_f32();
+        match values.iter().position(|v| v.is_finite() && !fits(*v)) {
+            Some(position) => Err(TensorError::Overflow { name, value: values[position], position, dtype, largest }),
+            None => Ok(Elements::from_f32(values, dtype)),
+        }
     }
 
     /// The values as a matrix of `rows` rows.
@@ -233,7 +263,9 @@ impl Inputs {
 /// Reads the inputs: `x` and `w` of f32, bf16 or f16, `targets` of i32 or i64, and optionally `bias`, `upstream`,
 /// `lse_upstream`, `token_weights` and `class_weights` of any of the three float types.
 ///
-/// All but `x` must be free of NaN. A NaN in `x` is left to the layer, where it stays in its row.
+/// All but `x` must be free of NaN. A NaN in `x` is left to the layer, where it stays in its row. So are infinities in `x`,
+/// `w` and `bias`: the layer defines what infinite logits mean, and -inf may mask a class. The layer itself refuses infinite
+/// weights of tokens and classes.
 ///
 /// # Errors
 /// [`TensorError`] for a file that is unreadable, truncated, or lacks a tensor; for a tensor with a wrong or mismatched
@@ -261,7 +293,7 @@ pub fn read(path: &Path) -> Result<Inputs, TensorError> {
     let optional = |name: &'static str, length, of| {
         let Ok(tensor) = file.tensor(name) else { return Ok(None) };
         vector(name, &tensor, length, of)?;
-        numbers(name, floats(name, &tensor)?).map(|e| Some(e.convert(Dtype::F32).to_f32()))
+        numbers(name, floats(name, &tensor)?).map(|e| Some(e.to_f32()))
     };
     Ok(Inputs {
         bias: optional("bias", vocab, "one value per row of w")?,

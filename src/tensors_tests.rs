@@ -119,5 +119,28 @@ fn writes_whole_files_or_none() {
 fn conversions_round() {
     let e = Elements::from_f32(vec![1.0, 1.0 + 1.0 / 512.0], Dtype::Bf16);
     assert_eq!(e.to_f32(), [1.0, 1.0]);
-    assert_eq!(e.clone().convert(Dtype::F32).dtype(), Dtype::F32);
+    assert_eq!(e.clone().convert("x", Dtype::F32).unwrap().dtype(), Dtype::F32);
+}
+
+#[test]
+fn conversions_refuse_to_make_a_number_infinite() {
+    let convert = |values: &[f32], dtype| Elements::F32(values.to_vec()).convert("w", dtype);
+    let odd = [f32::INFINITY, f32::NEG_INFINITY, 65519.0, -65519.0];
+    assert_eq!(convert(&odd, Dtype::F16).unwrap().to_f32(), [odd[0], odd[1], 65504.0, -65504.0]);
+    assert!(convert(&[f32::NAN], Dtype::F16).unwrap().to_f32()[0].is_nan());
+    let message = convert(&[0.0, -65520.0], Dtype::F16).unwrap_err().to_string();
+    assert_eq!(message, "tensor w: -65520.0 at position 1; expected at most 65504.0 in size, as f16 holds no more");
+    assert!(convert(&[3.39e38], Dtype::Bf16).is_ok() && convert(&[f32::MAX], Dtype::Bf16).is_err());
+    let wide = Elements::from_f32(vec![1e30], Dtype::Bf16);
+    assert!(wide.clone().convert("w", Dtype::F16).is_err() && wide.convert("w", Dtype::F32).is_ok());
+}
+
+#[test]
+fn infinities_of_x_and_w_are_read_as_they_are() {
+    let mut tensors = good();
+    tensors[0].1 = f32s(&[2, 3], &[f32::INFINITY; 6]);
+    tensors[1].1 = f32s(&[1, 3], &[f32::NEG_INFINITY, 0.0, f32::INFINITY]);
+    let inputs = read_bytes(&bytes(&tensors)).unwrap();
+    assert_eq!(inputs.x, Elements::F32(vec![f32::INFINITY; 6]));
+    assert_eq!(inputs.w, Elements::F32(vec![f32::NEG_INFINITY, 0.0, f32::INFINITY]));
 }

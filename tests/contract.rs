@@ -273,6 +273,51 @@ fn ignored_tokens_count_for_nothing() {
 }
 
 #[test]
+fn equal_class_weights_cancel_in_a_mean_and_the_z_loss_has_none() {
+    let mean = |label_smoothing| CrossEntropy { z_loss: 0.1, label_smoothing, ..CrossEntropy::default() };
+    everywhere(&Case { bounds: vec![0, 1, 2], ..Case::new(1, 1, 2) }, |cpu, case| {
+        for (weight, label_smoothing) in [(1e-4, 0.0), (1e-4, 0.1), (1e-38, 0.1), (1e30, 0.1)] {
+            let case = Case { loss: mean(label_smoothing), ..case.clone() };
+            let zeros = Tensors { x: vec![0.0], w: vec![0.0; 2], targets: vec![0], ..Tensors::random(&case) };
+            let weighted = Tensors { class_weights: Some(vec![weight; 2]), ..zeros };
+            let loss = run(cpu, &case, &weighted).unwrap().out.loss[0];
+            assert!((loss - 0.741_192_5).abs() < 2e-7, "{}: {loss} {weight} {label_smoothing}", cpu.name());
+        }
+    });
+    everywhere(&two_ranks(Case::new(21, 8, 90)), |cpu, case| {
+        for label_smoothing in [0.0, 0.1] {
+            let case = Case { loss: mean(label_smoothing), bias: true, extras: [true, true, false], ..case.clone() };
+            let tensors = Tensors::random(&case);
+            let without = run(cpu, &case, &tensors).unwrap().out;
+            let weighted = Tensors { class_weights: Some(vec![3e-5; case.vocab]), ..tensors };
+            let with = run(cpu, &case, &weighted).unwrap();
+            check(&case, &weighted, &with).unwrap_or_else(|e| panic!("{}: {e}", cpu.name()));
+            let pairs = [(&with.out.loss, &without.loss), (&with.out.dx, &without.dx), (&with.out.dw, &without.dw)];
+            assert!(pairs.iter().all(|(with, without)| largest_error(with, without) < 1e-6), "{}", cpu.name());
+        }
+    });
+}
+
+#[test]
+fn the_mean_over_targets_without_weight_is_zero_and_so_are_its_gradients() {
+    let loss = CrossEntropy { z_loss: 0.1, label_smoothing: 0.1, ..CrossEntropy::default() };
+    everywhere(&two_ranks(Case { loss, bias: true, ..Case::new(7, 8, 90) }), |cpu, case| {
+        let mut tensors = Tensors::random(case);
+        tensors.targets.fill(5);
+        let weights: Vec<f32> = (0..case.vocab).map(|class| if class == 5 { 0.0 } else { 2.0 }).collect();
+        tensors.class_weights = Some(weights);
+        let out = run(cpu, case, &tensors).unwrap().out;
+        assert!(out.loss == [0.0] && out.lse.iter().all(|lse| *lse > 0.0), "{}: {:?}", cpu.name(), out.loss);
+        assert!(zero(&out.dx) && zero(&out.dw) && zero(&out.dbias.unwrap()), "{}", cpu.name());
+        // The gradient of lse does not go by the reduction.
+        tensors.lse_upstream = Some(vec![0.5; case.tokens]);
+        let by_lse = run(cpu, case, &tensors).unwrap();
+        check(case, &tensors, &by_lse).unwrap_or_else(|e| panic!("{}: {e}", cpu.name()));
+        assert!(!zero(&by_lse.out.dx) && !zero(&by_lse.out.dw), "{}", cpu.name());
+    });
+}
+
+#[test]
 fn upstream_is_folded_in_before_the_sum_over_tokens() {
     let loss = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
     let case = two_ranks(Case { loss, upstream: true, bias: true, ..Case::new(50, 20, 90) });

@@ -167,6 +167,31 @@ fn a_masked_class_without_weight_costs_nothing() {
 }
 
 #[test]
+fn a_mean_divides_by_the_weights_of_targets_all_but_the_z_loss() {
+    let (ptx, gpu) = device();
+    for (dtype, label_smoothing) in [(Dtype::Bf16, 0.0), (Dtype::Bf16, 0.1), (Dtype::F16, 0.1)] {
+        let loss = CrossEntropy { z_loss: 0.1, label_smoothing, ..CrossEntropy::default() };
+        let base = Case { dtype, loss, policy: policy(Algorithm::Two, Save::Auto), ..Case::new(1, 16, 2) };
+        for weight in [1e-4, 1e-30, 65536.0] {
+            let mut tensors = Tensors::random(&base);
+            tensors.x.fill(0.0);
+            tensors.class_weights = Some(vec![weight; 2]);
+            let out = clean(&ptx, &gpu, &base, &tensors).out;
+            assert!((out.loss[0] - 0.741_192_5).abs() < 2e-7, "{dtype} {weight}: {:?}", out.loss);
+        }
+        let case = Case { bounds: vec![0, 100, 300], extras: [true; 3], tokens: 9, vocab: 300, ..base };
+        let mut tensors = Tensors::random(&case);
+        check(&case, &tensors, &clean(&ptx, &gpu, &case, &tensors)).unwrap();
+        tensors.class_weights.as_mut().unwrap()[7] = 0.0;
+        tensors.targets.fill(7);
+        tensors.lse_upstream = None;
+        let out = clean(&ptx, &gpu, &case, &tensors).out;
+        let zero = |values: &[f32]| values.iter().all(|v| *v == 0.0);
+        assert!(out.loss == [0.0] && zero(&out.dx) && zero(&out.dw), "{dtype}: {:?}", out.loss);
+    }
+}
+
+#[test]
 fn logits_at_the_documented_limit_are_numbers() {
     const LARGEST: f32 = 1e38;
     let (ptx, gpu) = device();

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Case, Tensors};
+use std::sync::Mutex;
 use std::time::Duration;
 use vocabfuse::ranks::each;
 use vocabfuse::reference::largest_error;
@@ -50,6 +51,27 @@ fn on_both<T: Send + 'static>(
         done.send(each(group.iter().collect(), one)).ok();
     });
     finished.recv_timeout(Duration::from_secs(60)).expect("no rank is left waiting").unwrap()
+}
+
+/// As [`on_both`], by tasks of a rayon pool.
+fn in_pool<T: Send + 'static>(
+    threads: usize,
+    group: &'static [Local],
+    work: impl Fn(&Local) -> Result<T, Error> + Send + Sync + 'static,
+) -> Vec<Option<Result<T, Error>>> {
+    let (done, finished) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let mut results: Vec<_> = group.iter().map(|_| None).collect();
+        pool.scope(|scope| {
+            for (comm, result) in group.iter().zip(&mut results) {
+                let work = &work;
+                scope.spawn(move |_| *result = Some(work(comm)));
+            }
+        });
+        done.send(results).ok();
+    });
+    finished.recv_timeout(Duration::from_secs(60)).expect("no rank is left waiting")
 }
 
 /// Ranks for the rest of the process.
@@ -147,20 +169,21 @@ fn a_fault_between_barriers_leaves_the_next_step_intact() {
     }
 }
 
+/// A lookup of which rank 1 has so many rows of the table.
+fn look_up(comm: &Local, rows: usize) -> Result<Vec<f32>, Error> {
+    let (layout, tensors) = (layout(), tensors());
+    let layer = InputLayer::new(&Cpu::new(Some(1))?, &layout, comm.rank(), None)?;
+    let table = Matrix::new(&tensors.w, VOCAB, HIDDEN)?;
+    let range = layout.range(comm.rank());
+    let rows = if comm.rank() == 1 { range.start..range.start + rows } else { range };
+    let ids = [1, 60, 89, 0];
+    layer.lookup(comm, &ids, table.row_range(rows)?)?.start_select().wait().map(|done| done.x.to_f32())
+}
+
 #[test]
 fn a_fault_of_one_rank_ends_a_lookup_on_all() {
     let group = group();
-    let step = |rows: usize| {
-        on_both(group, move |comm| {
-            let (layout, tensors) = (layout(), tensors());
-            let layer = InputLayer::new(&Cpu::new(Some(1))?, &layout, comm.rank(), None)?;
-            let table = Matrix::new(&tensors.w, VOCAB, HIDDEN)?;
-            let range = layout.range(comm.rank());
-            let rows = if comm.rank() == 1 { range.start..range.start + rows } else { range };
-            let ids = [1, 60, 89, 0];
-            layer.lookup(comm, &ids, table.row_range(rows)?)?.start_select().wait().map(|done| done.x.to_f32())
-        })
-    };
+    let step = |rows: usize| on_both(group, move |comm| look_up(comm, rows));
     let good = step(50);
     assert!(good[0].as_ref().is_some_and(Result::is_ok) && good[0] == good[1]);
     let bad = step(49);
@@ -168,28 +191,31 @@ fn a_fault_of_one_rank_ends_a_lookup_on_all() {
     assert_eq!(step(50), good);
 }
 
+/// Entropies and dX.
+type Entropies = (Vec<f32>, Vec<Option<Vec<f32>>>);
+
+/// Both phases of an operator. `missing` are the elements that rank 1 lacks of the bias in the first, and of dW in the second.
+fn entropies(comm: &Local, missing: [usize; 2]) -> Result<Entropies, Error> {
+    let (layout, tensors) = (layout(), tensors());
+    let range = layout.range(comm.rank());
+    let [bias, dw] = if comm.rank() == 1 { missing } else { [0; 2] };
+    let weight = Matrix::new(&tensors.w, VOCAB, HIDDEN)?.row_range(range.clone())?;
+    let x = Matrix::new(&tensors.x, TOKENS, HIDDEN)?;
+    let bias = Some(&tensors.bias.as_ref().unwrap()[range.start + bias..range.end]);
+    let of = Distribution { bias, ..Distribution::linear(x, weight) };
+    let layer = Operators::new(&Cpu::new(Some(1))?, &layout, comm.rank())?;
+    let done = layer.entropy(comm, of)?.start_combine().wait()?;
+    let mut dw = vec![0.0; range.len() * HIDDEN - dw];
+    let wanted = DistributionGradients { dx: true, dw: Some(&mut dw), ..Default::default() };
+    let upstream = ValueGradients { entropy: Some(&[1.0; TOKENS]), ..Default::default() };
+    let dx = layer.backward(comm, done.ticket, upstream, vec![wanted])?.start_combine().wait()?;
+    Ok((done.values.entropy, dx))
+}
+
 #[test]
 fn a_fault_of_one_rank_ends_both_phases_of_an_operator_on_all() {
     let group = group();
-    // Elements that are missing of the bias in the first phase, and of dW in the second.
-    let step = |phases: [usize; 2]| {
-        on_both(group, move |comm| {
-            let (layout, tensors) = (layout(), tensors());
-            let range = layout.range(comm.rank());
-            let [bias, dw] = if comm.rank() == 1 { phases } else { [0; 2] };
-            let weight = Matrix::new(&tensors.w, VOCAB, HIDDEN)?.row_range(range.clone())?;
-            let x = Matrix::new(&tensors.x, TOKENS, HIDDEN)?;
-            let bias = Some(&tensors.bias.as_ref().unwrap()[range.start + bias..range.end]);
-            let of = Distribution { bias, ..Distribution::linear(x, weight) };
-            let layer = Operators::new(&Cpu::new(Some(1))?, &layout, comm.rank())?;
-            let done = layer.entropy(comm, of)?.start_combine().wait()?;
-            let mut dw = vec![0.0; range.len() * HIDDEN - dw];
-            let wanted = DistributionGradients { dx: true, dw: Some(&mut dw), ..Default::default() };
-            let upstream = ValueGradients { entropy: Some(&[1.0; TOKENS]), ..Default::default() };
-            let dx = layer.backward(comm, done.ticket, upstream, vec![wanted])?.start_combine().wait()?;
-            Ok((done.values.entropy, dx))
-        })
-    };
+    let step = |missing: [usize; 2]| on_both(group, move |comm| entropies(comm, missing));
     let good = step([0, 0]);
     assert!(good[0].as_ref().is_some_and(Result::is_ok) && good[0] == good[1]);
     for (phases, name) in [([1, 0], "bias"), ([0, 1], "dw")] {
@@ -197,6 +223,64 @@ fn a_fault_of_one_rank_ends_both_phases_of_an_operator_on_all() {
         let Some(Err(Error::Shape { tensor, .. })) = &bad[0] else { panic!("{bad:?}") };
         assert!(*tensor == name && bad[0] == bad[1], "{bad:?}");
         assert_eq!(step([0, 0]), good);
+    }
+}
+
+/// Checks that ranks which are tasks of rayon pools get one error, and after it run on threads of their own.
+fn refused_in_pools<T: Send + std::fmt::Debug + PartialEq + 'static>(
+    work: impl Fn(&Local) -> Result<T, Error> + Send + Sync + Clone + 'static,
+) {
+    for threads in [1, 2, 16] {
+        let group = group();
+        for _ in 0..10 {
+            let found = in_pool(threads, group, work.clone());
+            assert!(found.iter().all(|of_rank| *of_rank == Some(Err(Error::RankInPool))), "{threads}: {found:?}");
+        }
+        let found = on_both(group, work.clone());
+        assert!(found[0].as_ref().is_some_and(Result::is_ok) && found[0] == found[1], "{threads}: {found:?}");
+    }
+}
+
+#[test]
+fn ranks_on_threads_of_a_rayon_pool_get_one_error_at_once() {
+    let cpu = Cpu::new(Some(2)).unwrap();
+    refused_in_pools(move |comm| layer_step(comm, &cpu, Algorithm::Two, Fault::Nothing));
+    refused_in_pools(|comm| look_up(comm, 50));
+    refused_in_pools(|comm| entropies(comm, [0; 2]));
+}
+
+#[test]
+fn ranks_that_only_wait_in_a_rayon_pool_get_the_same_error() {
+    let (group, tensors): (_, &Tensors) = (group(), Box::leak(Box::new(tensors())));
+    let begun = |comm: &Local| {
+        let layer = Operators::new(&Cpu::new(Some(1))?, &layout(), comm.rank())?;
+        let weight = Matrix::new(&tensors.w, VOCAB, HIDDEN)?.row_range(layout().range(comm.rank()))?;
+        let of = Distribution::linear(Matrix::new(&tensors.x, TOKENS, HIDDEN)?, weight);
+        layer.entropy(comm, of).map(|statistics| Mutex::new(Some(statistics.start_combine())))
+    };
+    let waiting: Vec<_> = group.iter().map(|comm| begun(comm).unwrap()).collect();
+    let wait = move |comm: &Local| {
+        let merging = waiting[comm.rank()].lock().unwrap().take().unwrap();
+        merging.wait().map(|done| done.values.entropy)
+    };
+    assert_eq!(in_pool(1, group, wait), [Some(Err(Error::RankInPool)), Some(Err(Error::RankInPool))]);
+}
+
+#[test]
+fn a_group_of_one_rank_may_run_in_a_rayon_pool() {
+    let cpu = Cpu::new(Some(2)).unwrap();
+    let step = move |_: &Local| {
+        let (comm, tensors) = (Local::group(1).remove(0), tensors());
+        let layer =
+            OutputLayer::new(&cpu, &ShardLayout::even(VOCAB, 1)?, 0, CrossEntropy::default(), Policy::default())?;
+        let batch = Batch::new(Matrix::new(&tensors.x, TOKENS, HIDDEN)?, &tensors.targets);
+        let shard = Shard { weight: Matrix::new(&tensors.w, VOCAB, HIDDEN)?, bias: None };
+        layer.s_pass(&comm, batch, shard)?.start_combine().wait().map(|done| done.loss)
+    };
+    let expected = on_both(group(), step.clone());
+    assert!(expected[0].as_ref().is_some_and(Result::is_ok));
+    for threads in [1, 16] {
+        assert_eq!(in_pool(threads, group(), step.clone()), expected);
     }
 }
 

@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
         // How the ratio of all weights so far, of this chunk and of what was before it, compare.
         const float p = rows[2 * token_stride], q = rows[3 * token_stride];
         const float all_p = fmaf(p, factor_0, part_2), all_q = fmaf(q, factor_1, part_3);
-        const float all = logf(all_q) - logf(all_p), scale = all_p / all_q;
+        const float all = logf(all_q / all_p), scale = all_p / all_q;
         for (int local = threadIdx.x; local < columns; local += THREADS) {
         const int column = first_column + local;
         const float logit = row[local];
@@ -224,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
             part_4 += divergence_term(w2, w8, w13 - all, scale);
         }
         part_4 = over_block(part_4, Sum());
-        const float before = logf(q) - logf(p) + (rise_0 - rise_1);
+        const float before = logf(q / p) + (rise_0 - rise_1);
         const float known = q == 0.0f ? 0.0f : p * factor_0 * phi(before - all);
         part_4 += p == 0.0f ? q * factor_1 * scale : known;
         if (all_p == 0.0f || all_q == 0.0f) part_4 = 0.0f;

@@ -17,7 +17,8 @@ pub struct Batch<'a> {
     /// Weight of each token, N; multiplies loss and gradients, and counts in the mean. `None` is one.
     pub token_weights: Option<&'a [f32]>,
     /// Weight of each class of the whole vocabulary, V: multiplies the loss of the tokens whose target it is, and its
-    /// share of smoothed targets, and counts in the mean. `None` is one.
+    /// share of smoothed targets, and counts in the mean ([`Reduction::Mean`](crate::Reduction::Mean)). The z-loss does not
+    /// depend on it. `None` is one.
     pub class_weights: Option<&'a [f32]>,
 }
 

@@ -110,6 +110,12 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
+    /// A rank of a group on a thread of a rayon pool.
+    #[error(
+        "a rank that waits for others is on a thread of a rayon pool, which may begin the work of another rank before it \
+         ends that of this one; expected a thread of its own for each rank, for example from std::thread::scope"
+    )]
+    RankInPool,
     /// A library that a device needs is not installed: what is missing and how to get it.
     #[error("{0}")]
     Missing(String),

@@ -3,6 +3,7 @@
 use crate::batch::{Batch, Shard};
 use crate::check::fingerprint;
 use crate::filter::Filter;
+use crate::loss::Averaging;
 use crate::passes::{LayerInputs, SPass};
 use crate::{Device, OutputLayer, Reduction, Result};
 use std::borrow::Cow;
@@ -21,10 +22,9 @@ pub(crate) struct Job<'a, D: Device> {
     pub(crate) tokens: Vec<(&'static str, Vec<f32>)>,
     /// Scalars of the programs.
     uniforms: BTreeMap<String, f32>,
-    /// Weight of each class of the shard, where the loss reads it.
-    class_weight: Option<Cow<'a, [f32]>>,
-    /// What the mean divides by, 1 for other reductions.
-    pub(crate) divisor: f64,
+    /// Weight of each class of the shard, as the mean scales it, where the loss reads it.
+    class_weights: Option<Cow<'a, [f32]>>,
+    averaging: Averaging,
     pub(crate) agreement: String,
     /// Of A += E W.
     pub(crate) filter: Option<Filter>,
@@ -42,7 +42,8 @@ impl<'a, D: Device> Job<'a, D> {
         let owned = layer.layout.range(layer.rank);
         let classes = layer.layout.classes(layer.rank);
         let padded = rows.len().next_multiple_of(D::panel(&kernels));
-        let divisor = layer.loss.divisor(&batch, &rows);
+        let averaging = layer.loss.averaging(&batch, &rows);
+        let class_weight = |weight: f32| (f64::from(weight) * averaging.class_factor) as f32;
         let per_token = |value: &dyn Fn(usize) -> f32| {
             let mut values: Vec<f32> = rows.iter().map(|row| value(*row as usize)).collect();
             values.resize(padded, 0.0);
@@ -55,16 +56,18 @@ impl<'a, D: Device> Job<'a, D> {
         let mut targets: Vec<i32> = rows.iter().map(local).collect();
         targets.resize(padded, -1);
         let upstream = |row: usize| {
-            let weight = f64::from(batch.token_weight(row)) / divisor;
+            let weight = averaging.divisor.map_or(0.0, |divisor| f64::from(batch.token_weight(row)) / divisor);
             weight as f32 * batch.upstream.map_or(1.0, |u| u[row])
         };
         let tokens = vec![
-            ("hard", per_token(&|row| (1.0 - layer.loss.label_smoothing) * batch.class_weight(row))),
+            ("hard", per_token(&|row| (1.0 - layer.loss.label_smoothing) * class_weight(batch.class_weight(row)))),
             ("upstream", per_token(&upstream)),
             ("lse_upstream", per_token(&|row| batch.lse_upstream.map_or(0.0, |u| u[row]))),
         ];
-        let class_weight = (layer.loss.label_smoothing > 0.0).then(|| match batch.class_weights {
-            Some(weights) => Cow::Borrowed(&weights[layer.layout.class_range(layer.rank)]),
+        let of_shard = layer.layout.class_range(layer.rank);
+        let class_weights = (layer.loss.label_smoothing > 0.0).then(|| match batch.class_weights {
+            Some(weights) if averaging.class_factor == 1.0 => Cow::Borrowed(&weights[of_shard]),
+            Some(weights) => weights[of_shard].iter().map(|weight| class_weight(*weight)).collect(),
             None => Cow::Owned(vec![1.0; classes]),
         });
         let mut uniforms = layer.programs.uniforms.clone();
@@ -72,13 +75,28 @@ impl<'a, D: Device> Job<'a, D> {
             Some(weights) => weights.iter().map(|w| f64::from(*w)).sum(),
             None => layer.layout.vocab() as f64,
         };
-        let spread = f64::from(layer.loss.label_smoothing) / layer.layout.vocab().max(1) as f64 * weights;
+        let spread = f64::from(layer.loss.label_smoothing) / layer.layout.vocab().max(1) as f64
+            * weights
+            * averaging.class_factor;
         uniforms.insert("smoothing_total".to_owned(), spread as f32);
         uniforms.insert("first_class".to_owned(), owned.start as f32);
         let form = layer.device.form(&kernels, batch.x.columns());
         let agreement = agreement(&layer, &form, &batch, shard.bias.is_some());
         let filter = layer.policy.filter.map(Filter::new);
-        Job { filter, layer, kernels, batch, shard, rows, targets, tokens, uniforms, class_weight, divisor, agreement }
+        Job {
+            filter,
+            layer,
+            kernels,
+            batch,
+            shard,
+            rows,
+            targets,
+            tokens,
+            uniforms,
+            class_weights,
+            averaging,
+            agreement,
+        }
     }
 
     pub(crate) fn classes(&self) -> usize {
@@ -90,7 +108,7 @@ impl<'a, D: Device> Job<'a, D> {
             classes: self.classes(),
             uniforms: &self.uniforms,
             bias: self.shard.bias,
-            class_weight: self.class_weight.as_deref(),
+            class_weight: self.class_weights.as_deref(),
         }
     }
 
@@ -116,7 +134,8 @@ impl<'a, D: Device> Job<'a, D> {
             return self.scatter(weighted.map(|l| l as f32), 0.0);
         }
         // An empty sum of floats is -0.
-        vec![(weighted.fold(0.0, |sum, l| sum + l) / self.divisor) as f32]
+        let mean = self.averaging.divisor.map_or(0.0, |divisor| weighted.fold(0.0, |sum, l| sum + l) / divisor);
+        vec![mean as f32]
     }
 
     /// Values of the tokens that count at their rows, `rest` elsewhere.

@@ -14,7 +14,14 @@ pub enum Reduction {
     None,
     /// Their sum.
     Sum,
-    /// Their sum over the number of tokens that are not ignored, or over [`CrossEntropy::normalizer`].
+    /// Their mean over the tokens that are not ignored, as in torch. Terms that class weights apply to, those of the target
+    /// and of smoothed targets, are summed and divided by the sum of the class weights of the targets, so that equal class
+    /// weights cancel. The z-loss is divided by the number of tokens, and does not depend on class weights. Token weights
+    /// multiply the terms in both sums, and count in both divisors.
+    ///
+    /// Without a token that counts, or with targets of weight 0 only, the mean and its gradients are 0; those that
+    /// [`Batch::lse_upstream`](crate::Batch::lse_upstream) asks for remain. [`CrossEntropy::normalizer`] divides all terms
+    /// in place of both divisors.
     #[default]
     Mean,
 }
@@ -27,8 +34,8 @@ pub enum Reduction {
 pub struct CrossEntropy {
     /// Reduction over tokens.
     pub reduction: Reduction,
-    /// Divisor of the mean instead of the count (or the weights) of valid tokens, e.g. the count over all accumulated
-    /// microbatches.
+    /// Divisor of all terms of the mean in place of the weights of targets and the number of tokens, e.g. the number of
+    /// tokens in all accumulated microbatches.
     pub normalizer: Option<f32>,
     /// Target value of tokens that do not count: their loss, lse and gradients are zero. It may lie within `0..V`.
     pub ignore_index: Option<i64>,
@@ -139,22 +146,37 @@ impl CrossEntropy {
         Ok(rows)
     }
 
-    /// What the mean divides by: the normalizer, or the weights of the valid tokens `rows`; 1 for other reductions. With
-    /// no weight at all the mean is defined as 0.
-    pub(crate) fn divisor(&self, batch: &Batch<'_>, rows: &[u32]) -> f64 {
-        if self.reduction != Reduction::Mean {
-            return 1.0;
+    /// How the tokens `rows`, which are not ignored, enter the result.
+    pub(crate) fn averaging(&self, batch: &Batch<'_>, rows: &[u32]) -> Averaging {
+        let by = |divisor| Averaging { divisor: Some(divisor), class_factor: 1.0 };
+        match (self.reduction, self.normalizer) {
+            (Reduction::None | Reduction::Sum, _) => by(1.0),
+            (Reduction::Mean, Some(normalizer)) => by(f64::from(normalizer)),
+            (Reduction::Mean, None) => {
+                let token = |row: &u32| f64::from(batch.token_weight(*row as usize));
+                let target = |row: &u32| token(row) * f64::from(batch.class_weight(*row as usize));
+                let tokens: f64 = rows.iter().map(token).sum();
+                let targets: f64 = rows.iter().map(target).sum();
+                if targets > 0.0 {
+                    Averaging { divisor: Some(tokens), class_factor: tokens / targets }
+                } else {
+                    Averaging { divisor: None, class_factor: 1.0 }
+                }
+            }
         }
-        let weight = |row: &u32| {
-            let row = *row as usize;
-            f64::from(batch.token_weight(row)) * f64::from(batch.class_weight(row))
-        };
-        let weights: f64 = match self.normalizer {
-            Some(n) => f64::from(n),
-            None => rows.iter().map(weight).sum(),
-        };
-        if weights > 0.0 { weights } else { 1.0 }
     }
+}
+
+/// How tokens enter the result of a reduction.
+///
+/// A mean divides what class weights apply to by the weights of the targets, and the z-loss by the number of tokens. Here
+/// both are divided by the number of tokens, and class weights are first scaled so that their mean over the targets is 1.
+/// Scaled weights also keep the products of narrow types in range, however large or small the given ones are.
+pub(crate) struct Averaging {
+    /// What the sum over the tokens is divided by. `None` if no target has weight: then result and gradients are 0.
+    pub(crate) divisor: Option<f64>,
+    /// Factor on all class weights.
+    pub(crate) class_factor: f64,
 }
 
 /// A loss of one's own: row programs by the name that their kernels were generated under, on top of what every loss has.

@@ -21,7 +21,8 @@ pub struct Inputs {
     pub vocab: usize,
 }
 
-/// Reads the inputs: `ids` of i32 or i64, `w` and optionally `dy` of f32, bf16 or f16. `w` must be free of NaN.
+/// Reads the inputs: `ids` of i32 or i64, `w` and optionally `dy` of f32, bf16 or f16. `w` must be free of NaN; its
+/// infinities are looked up like other values.
 ///
 /// # Errors
 /// [`TensorError`] for a file that is unreadable, truncated, or lacks a tensor; for a tensor with a wrong or mismatched

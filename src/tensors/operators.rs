@@ -54,6 +54,22 @@ impl Distribution {
     }
 }
 
+/// Ids of each token. Not compared with V here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenIds {
+    /// The ids, row-major.
+    pub values: Vec<i64>,
+    /// `[N]`, or `[N, k]` with k of at least 1; the log-probabilities have it too.
+    pub shape: Vec<usize>,
+}
+
+impl TokenIds {
+    /// k, which is 1 for `[N]`.
+    pub fn per_token(&self) -> usize {
+        self.shape.get(1).copied().unwrap_or(1)
+    }
+}
+
 /// Inputs of an operator on N tokens and V classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
@@ -61,9 +77,9 @@ pub struct Inputs {
     pub of: Distribution,
     /// The teacher, which only a divergence has.
     pub teacher: Option<Distribution>,
-    /// Ids `[N, k]`, which only log-probabilities have, and k. Not compared with V here.
-    pub ids: Option<(Vec<i64>, usize)>,
-    /// Upstream gradients `[N, k]` of log-probabilities, else `[N]`.
+    /// Ids, which only log-probabilities have.
+    pub ids: Option<TokenIds>,
+    /// Upstream gradients: one for each id of log-probabilities, else `[N]`.
     pub upstream: Option<Vec<f32>>,
     /// Upstream gradients `[N]` of entropies beside log-probabilities.
     pub entropy_upstream: Option<Vec<f32>>,
@@ -113,9 +129,11 @@ impl Wanted {
 }
 
 /// Reads the inputs: `x` and `w`, or `logits` in their place, of f32, bf16 or f16, optionally `bias`; for a teacher the same
-/// as `teacher_x` and so on; `ids` of i32 or i64, `[N]` or `[N, k]`; optionally `upstream` and `entropy_upstream`.
+/// as `teacher_x` and so on; `ids` of i32 or i64, `[N]` or `[N, k]`; optionally `upstream`, of log-probabilities in the shape of `ids` (where there
+/// is one a token, `[N]` and `[N, 1]` are both fine), and `entropy_upstream` `[N]`.
 ///
-/// Parameters must be free of NaN. A NaN in `x` or `logits` is left to the operator, where it stays in its row.
+/// Parameters must be free of NaN. A NaN in `x` or `logits` is left to the operator, where it stays in its row. Infinities
+/// are left to it too, and -inf may mask a class.
 ///
 /// # Errors
 /// [`TensorError`] for a file that is unreadable, truncated, or lacks a tensor; for a tensor with a wrong or mismatched
@@ -137,21 +155,25 @@ pub fn read(path: &Path, wanted: Wanted) -> Result<Inputs, TensorError> {
     }
     let ids = if wanted.ids {
         let ids = required(&file, "ids", "[N] or [N, k]")?;
-        let per_token = match *ids.shape() {
-            [n] if n == tokens => 1,
-            [n, k] if n == tokens && k > 0 => k,
+        match *ids.shape() {
+            [n] if n == tokens => {}
+            [n, k] if n == tokens && k > 0 => {}
             _ => return Err(misshapen("ids", &ids, format!("[{tokens}] or [{tokens}, k], some for each token"))),
-        };
-        Some((integers("ids", &ids)?, per_token))
+        }
+        Some(TokenIds { values: integers("ids", &ids)?, shape: ids.shape().to_vec() })
     } else {
         None
     };
-    let k = ids.as_ref().map_or(1, |(_, k)| *k);
+    let upstream_shapes = match ids.as_ref().map(TokenIds::per_token) {
+        None => vec![vec![tokens]],
+        Some(1) => vec![vec![tokens], vec![tokens, 1]],
+        Some(k) => vec![vec![tokens, k]],
+    };
     Ok(Inputs {
         of,
         teacher: teacher.map(|(teacher, ..)| teacher),
-        upstream: values(&file, "upstream", &[tokens, k])?,
-        entropy_upstream: values(&file, "entropy_upstream", &[tokens, 1])?,
+        upstream: values(&file, "upstream", &upstream_shapes)?,
+        entropy_upstream: values(&file, "entropy_upstream", &[vec![tokens]])?,
         ids,
         tokens,
         vocab,
@@ -166,7 +188,7 @@ fn distribution(
     if let Ok(logits) = file.tensor(logits_name) {
         let [tokens, vocab] = *logits.shape() else { return Err(misshapen(logits_name, &logits, "[N, V]")) };
         let source = Source::Logits(floats(logits_name, &logits)?);
-        return Ok((Distribution { source, bias: values(file, bias_name, &[vocab, 1])? }, tokens, vocab));
+        return Ok((Distribution { source, bias: values(file, bias_name, &[vec![vocab]])? }, tokens, vocab));
     }
     let (x, w) = (required(file, x_name, "[N, H]")?, required(file, w_name, "[V, H]")?);
     let [tokens, hidden] = *x.shape() else { return Err(misshapen(x_name, &x, "[N, H]")) };
@@ -178,20 +200,15 @@ fn distribution(
         return Err(misshapen(w_name, &w, format!("[V, {hidden}], as {x_name} has {hidden} columns")));
     }
     let source = Source::Linear { x: floats(x_name, &x)?, w: numbers(w_name, floats(w_name, &w)?)?, hidden };
-    Ok((Distribution { source, bias: values(file, bias_name, &[vocab, 1])? }, tokens, vocab))
+    Ok((Distribution { source, bias: values(file, bias_name, &[vec![vocab]])? }, tokens, vocab))
 }
 
-/// Optional values `[n]`, or `[n, k]` if k is more than 1.
-fn values(file: &SafeTensors<'_>, name: &'static str, [n, k]: &[usize; 2]) -> Result<Option<Vec<f32>>, TensorError> {
+/// Optional values of one of some shapes.
+fn values(file: &SafeTensors<'_>, name: &'static str, shapes: &[Vec<usize>]) -> Result<Option<Vec<f32>>, TensorError> {
     let Ok(tensor) = file.tensor(name) else { return Ok(None) };
-    let fits = match tensor.shape() {
-        [rows] => rows == n && *k == 1,
-        [rows, columns] => rows == n && columns == k,
-        _ => false,
-    };
-    if !fits {
-        let expected = if *k == 1 { format!("[{n}]") } else { format!("[{n}, {k}]") };
-        return Err(misshapen(name, &tensor, expected));
+    if !shapes.iter().any(|shape| shape == tensor.shape()) {
+        let expected: Vec<String> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
+        return Err(misshapen(name, &tensor, expected.join(" or ")));
     }
     Ok(Some(numbers(name, floats(name, &tensor)?)?.to_f32()))
 }

@@ -73,6 +73,11 @@ fn unusable_lookups_are_refused() {
         all.push(fault);
         refuses(&bytes(&all), &["--op", "embedding", "--ranks", "2"], words);
     }
+    let mut large = lookup();
+    large.retain(|t| t.name != "w");
+    large.push(f32s("w", &[VOCAB, HIDDEN], &[-1e6; VOCAB * HIDDEN]));
+    let words = ["option --dtype f16: tensor w: -1000000.0 at position 0; expected at most 65504.0"];
+    refuses(&bytes(&large), &["--op", "embedding", "--dtype", "f16"], &words);
     refuses(&bytes(&lookup()[1..]), &["--op", "embedding"], &["tensor ids", "missing", "[N]"]);
     for (options, words) in [
         ("--op embedding --padding-idx 40", &["padding_idx", "40"][..]),

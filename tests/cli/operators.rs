@@ -114,6 +114,75 @@ fn tensors_that_an_operator_does_not_read_are_refused() {
 }
 
 #[test]
+fn log_probabilities_have_the_shape_of_the_ids() {
+    let n = TOKENS;
+    let values = [0, 39, 5, -100, 7, 1];
+    for place in [&[][..], &["--device", "ptx:sm_80", "--dtype", "bf16"]] {
+        for shape in [vec![n], vec![n, 1]] {
+            for upstream in [vec![n], vec![n, 1]] {
+                let ids = Tensor { shape: shape.clone(), ..i64s("ids", &values) };
+                let folder = with(student(), vec![ids, f32s("upstream", &upstream, &waves(n, 0.2))]);
+                for op in ["logprobs", "logprobs-entropy"] {
+                    let options = [&["--op", op, "--ranks", "2", "--check", "--json"], place].concat();
+                    assert_eq!(folder.run(&options).json()["passed"], true);
+                    let written: std::collections::BTreeMap<_, _> = folder.outputs().into_iter().collect();
+                    assert_eq!(written["logprobs"], shape);
+                    assert_eq!(written.get("entropy"), (op == "logprobs-entropy").then_some(&vec![n]));
+                }
+            }
+        }
+        let folder = with(student(), vec![]);
+        for (op, shape) in [("top-k", &[n, 1][..]), ("sample", &[n])] {
+            folder.run(&[&["--op", op, "--ranks", "2", "--json"], place].concat()).json();
+            assert_eq!(folder.outputs(), outputs(&[("ids", shape), ("logits", shape), ("logprobs", shape)]));
+        }
+    }
+}
+
+#[test]
+fn vectors_have_one_extent() {
+    let column = |name, count: usize| f32s(name, &[count, 1], &waves(count, 0.2));
+    let input = |tensor: Tensor| {
+        let mut all = student();
+        all.retain(|other| other.name != tensor.name);
+        all.push(tensor);
+        all
+    };
+    refuses(
+        &bytes(&input(column("bias", VOCAB))),
+        &["--op", "entropy"],
+        &["tensor bias: shape [40, 1]; expected [40]"],
+    );
+    refuses(&bytes(&input(column("upstream", TOKENS))), &["--op", "entropy"], &["tensor upstream: shape [6, 1]"]);
+    let mut all = input(f32s("upstream", &[TOKENS], &waves(TOKENS, 0.2)));
+    all.push(ids());
+    refuses(&bytes(&all), &["--op", "logprobs"], &["tensor upstream: shape [6]; expected [6, 2]"]);
+}
+
+#[test]
+fn a_number_that_the_asked_type_does_not_hold_is_refused_by_name() {
+    let large = |name: &'static str| {
+        let mut all = student();
+        all.extend(teacher());
+        let tensor = all.iter_mut().find(|tensor| tensor.name == name).unwrap();
+        tensor.data[8..12].copy_from_slice(&65520f32.to_le_bytes());
+        bytes(&all)
+    };
+    for name in ["x", "w", "teacher_x", "teacher_w"] {
+        let words = ["option --dtype f16: ", &format!("tensor {name}: 65520.0 at position 2"), "65504.0"];
+        refuses(&large(name), &["--op", "kl", "--dtype", "f16"], &words);
+    }
+    for name in ["logits", "teacher_logits"] {
+        let of = |other, value: f32| f32s(other, &[1, 2], &[if other == name { value } else { 0.0 }, 0.0]);
+        let input = |value| bytes(&[of("logits", value), of("teacher_logits", value)]);
+        refuses(&input(-1e5), &["--op", "kl", "--dtype", "f16"], &[&format!("tensor {name}: -100000.0 at position 0")]);
+        refuses(&input(f32::MAX), &["--op", "kl", "--dtype", "bf16"], &[&format!("tensor {name}: "), "bf16"]);
+        // A mask is infinite already.
+        Folder::new(&input(f32::NEG_INFINITY)).run(&["--op", "kl", "--dtype", "f16", "--json"]).json();
+    }
+}
+
+#[test]
 fn no_tokens_have_empty_outputs() {
     let none = [f32s("x", &[0, HIDDEN], &[]), f32s("w", &[VOCAB, HIDDEN], &waves(VOCAB * HIDDEN, 1.3))];
     let folder = Folder::new(&bytes(&none));

@@ -16,6 +16,36 @@ fn weighted() -> Folder {
 }
 
 #[test]
+fn numbers_beyond_the_asked_type_are_refused_and_infinities_are_not() {
+    let with = |name: &str, value: f32| {
+        let mut all = tensors();
+        let tensor = all.iter_mut().find(|tensor| tensor.name == name).unwrap();
+        tensor.data[4..8].copy_from_slice(&value.to_le_bytes());
+        Folder::new(&bytes(&all))
+    };
+    for name in ["x", "w"] {
+        let words = ["option --dtype f16", &format!("tensor {name}: 65520.0 at position 1"), "65504.0"];
+        with(name, 65520.0).run(&["--dtype", "f16"]).refused(&words);
+        with(name, f32::MAX).run(&["--dtype", "bf16"]).refused(&[&format!("tensor {name}: "), "bf16"]);
+        with(name, f32::NEG_INFINITY).run(&["--dtype", "f16", "--json"]).json();
+        with(name, 65519.0).run(&["--dtype", "f16", "--json"]).json();
+    }
+    // What is computed may be too large as well: nothing is written then.
+    let large = with("x", 3e5);
+    let options = ["--reduction", "sum", "--output-dtype", "f16"];
+    large
+        .run(&options)
+        .refused(&["option --output-dtype f16: tensor lse: ", "at position 0; expected at most 65504.0"]);
+    assert!(!large.path("out.safetensors").exists());
+    large.run(&["--reduction", "sum", "--output-dtype", "bf16", "--json"]).json();
+    // An infinite loss is a result.
+    let mut masked = tensors();
+    let bias: Vec<f32> = (0..VOCAB).map(|class| if class == 39 { f32::NEG_INFINITY } else { 0.0 }).collect();
+    masked.push(f32s("bias", &[VOCAB], &bias));
+    Folder::new(&bytes(&masked)).run(&["--output-dtype", "f16", "--json"]).json();
+}
+
+#[test]
 fn options_of_cross_entropy_pass_the_check() {
     let folder = weighted();
     let places = ["", " --bounds 0,5,5,40", " --ranks 2 --algorithm one --save no"];

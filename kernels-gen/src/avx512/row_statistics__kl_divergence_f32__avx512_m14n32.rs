@@ -62,11 +62,13 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
         let mut total3 = mul(load(state(3)), factor_1);
         let mut lost4 = mul(load(state(8)), factor_0);
         let mut total4 = mul(load(state(4)), factor_0);
-        // Of the sums before their references moved: then none of them is too small to have a logarithm.
-        let mut log_ratio4 = add(sub(ln(load(state(3))), ln(load(state(2)))), sub(rise_0, rise_1));
         let mut total5 = load(state(5));
         let w0 = reference;
         let w6 = reference_1;
+        // The sums before this chunk, and the logarithm of their ratio, from before their references moved: then none of them
+        // is too small to have one.
+        let (p_before, q_before) = (total2, total3);
+        let ratio_before = add(ln(div(load(state(3)), load(state(2)))), sub(rise_0, rise_1));
         // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
         for start in (0..place.columns).step_by(64) {
             let mut part2 = splat(0.0f32);
@@ -93,38 +95,40 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 part3 = add(part3, w8);
                 part5 = maximum(part5, w21);
             }
-            let part4 = {
-                let (p, q) = (add(total2, part2), add(total3, part3));
-                let (all, scale) = (sub(ln(q), ln(p)), div(p, q));
-                let mut sum = splat(0.0);
-                for i in start..place.columns.min(start + 64) {
-                    let column = (place.first_column + i) as i32;
-                    let (logit, logit_1) = (load(tile.add(i * PANEL)), load(tile_1.add(i * PANEL)));
-                    let w1 = logit;
-                    let w2 = exp_above(w1, w0);
-                    let w3 = above(w1, w0);
-                    let w5 = maximum(w3, splat(-1e38f32));
-                    let w7 = logit_1;
-                    let w8 = exp_above(w7, w6);
-                    let w9 = above(w7, w6);
-                    let w10 = maximum(w9, splat(-1e38f32));
-                    let w13 = sub(w10, w5);
-                    let w16 = eq(w7, splat(f32::NEG_INFINITY));
-                    let w19 = select(w16, splat(1.0f32), splat(0.0f32));
-                    let w20 = eq(w1, splat(f32::NEG_INFINITY));
-                    let w21 = select(w20, splat(0.0f32), w19);
-                    sum = add(sum, divergence_term(w2, w8, sub(w13, all), scale));
-                    let _ = (column, logit, logit_1);
-                }
-                let before = joined(total2, total3, log_ratio4, all, scale);
-                log_ratio4 = all;
-                let nothing = splat(0.0);
-                select(eq(p, nothing), nothing, select(eq(q, nothing), nothing, add(sum, before)))
-            };
             (total2, lost2) = add_to(total2, part2, lost2);
             (total3, lost3) = add_to(total3, part3, lost3);
-            (total4, lost4) = add_to(total4, part4, lost4);
             total5 = maximum(total5, part5);
+        }
+        let (p, q) = (total2, total3);
+        let (all, scale) = (ln(div(q, p)), div(p, q));
+        let known = |term: V| {
+            let nothing = splat(0.0);
+            select(eq(p, nothing), nothing, select(eq(q, nothing), nothing, term))
+        };
+        let before = joined(p_before, q_before, ratio_before, all, scale);
+        (total4, lost4) = add_to(total4, known(before), lost4);
+        for start in (0..place.columns).step_by(64) {
+            let mut part = splat(0.0);
+            for i in start..place.columns.min(start + 64) {
+                let column = (place.first_column + i) as i32;
+                let (logit, logit_1) = (load(tile.add(i * PANEL)), load(tile_1.add(i * PANEL)));
+                let w1 = logit;
+                let w2 = exp_above(w1, w0);
+                let w3 = above(w1, w0);
+                let w5 = maximum(w3, splat(-1e38f32));
+                let w7 = logit_1;
+                let w8 = exp_above(w7, w6);
+                let w9 = above(w7, w6);
+                let w10 = maximum(w9, splat(-1e38f32));
+                let w13 = sub(w10, w5);
+                let w16 = eq(w7, splat(f32::NEG_INFINITY));
+                let w19 = select(w16, splat(1.0f32), splat(0.0f32));
+                let w20 = eq(w1, splat(f32::NEG_INFINITY));
+                let w21 = select(w20, splat(0.0f32), w19);
+                part = add(part, divergence_term(w2, w8, sub(w13, all), scale));
+                let _ = column;
+            }
+            (total4, lost4) = add_to(total4, known(part), lost4);
         }
         store(state(2), total2);
         store(state(6), lost2);

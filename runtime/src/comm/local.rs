@@ -17,6 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// fails or panics, or whose result is dropped, ends that collective with an error on all ranks instead of leaving them
 /// waiting. The next collective is not affected.
 ///
+/// Each rank needs a thread of its own, since it waits for the others. The thread must not be one of a rayon pool, unless the
+/// group has one rank only: such a thread takes up other tasks of its pool while it waits for work of another pool, and if
+/// one of them is a rank, both wait for each other. Every phase and every wait there is [`Error::RankInPool`] on all ranks.
+///
 /// A rank that is dropped ends all collectives that it has not taken a place in with [`Error::RankGone`].
 #[derive(Debug)]
 pub struct Local {
@@ -85,6 +89,14 @@ struct Member {
     bytes: AtomicU64,
 }
 
+impl Member {
+    /// Whether the rank may wait for others on this thread.
+    fn check_thread(&self) -> Result<()> {
+        let alone = self.group.size == 1;
+        if alone || rayon::current_thread_index().is_none() { Ok(()) } else { Err(Error::RankInPool) }
+    }
+}
+
 impl Drop for Member {
     fn drop(&mut self) {
         self.group.depart(self.rank, self.next.load(Ordering::Relaxed));
@@ -103,7 +115,7 @@ pub(crate) struct Turn {
 impl Turn {
     /// Does what has to be done before the collective. Its error is that of the collective on all ranks.
     pub(crate) fn after<T>(self, work: impl FnOnce() -> Result<T>) -> Result<(Turn, T)> {
-        match work() {
+        match self.member.check_thread().and_then(|()| work()) {
             Ok(result) => Ok((self, result)),
             Err(error) => {
                 self.fail(error.clone());
@@ -191,7 +203,7 @@ impl Pending {
     pub(crate) fn wait<C: Combine>(self, combine: &C) -> Result<Outcome<C::Block, C::Output>> {
         let Pending { mut turn } = self;
         turn.member.barriers.fetch_add(1, Ordering::Relaxed);
-        match turn.complete(combine) {
+        match turn.member.check_thread().and_then(|()| turn.complete(combine)) {
             Ok(outcome) => {
                 turn.leave();
                 Ok(outcome)

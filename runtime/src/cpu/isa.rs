@@ -84,48 +84,7 @@ fn missing(target: Target) -> Option<&'static str> {
             Some("the processor lacks AVX-512 with BF16")
         }
         Target::Sm80 => Some("it is no CPU target"),
-        Target::Amx => (!amx::enabled()).then_some("the processor or the system lacks AMX tiles with bf16"),
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod amx {
-    use std::sync::OnceLock;
-
-    /// Whether tiles may be used; asks the system for the permission the first time, which holds for all threads
-    /// started afterwards and for the calling one.
-    pub(super) fn enabled() -> bool {
-        static ENABLED: OnceLock<bool> = OnceLock::new();
-        *ENABLED.get_or_init(|| {
-            let features = raw_cpuid::CpuId::new().get_extended_feature_info();
-            features.is_some_and(|f| f.has_amx_bf16() && f.has_amx_tile()) && permitted()
-        })
-    }
-
-    #[cfg(target_os = "linux")]
-    fn permitted() -> bool {
-        const ARCH_PRCTL: i64 = 158;
-        const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
-        const XFEATURE_XTILEDATA: u64 = 18;
-        let result: i64;
-        // SAFETY: the system call takes two integers and changes nothing but the permission mask of the process.
-        unsafe {
-            std::arch::asm!(
-                "syscall",
-                inlateout("rax") ARCH_PRCTL => result,
-                in("rdi") ARCH_REQ_XCOMP_PERM,
-                in("rsi") XFEATURE_XTILEDATA,
-                out("rcx") _,
-                out("r11") _,
-                options(nostack),
-            );
-        }
-        result == 0
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn permitted() -> bool {
-        false
+        Target::Amx => super::amx::missing(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The CPU as a device: a target, its kernels and a pool of threads.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod cache;
 mod family;
 mod isa;
@@ -10,6 +12,7 @@ mod rows;
 mod s_pass;
 mod t_pass;
 mod tables;
+mod threads;
 mod working_set;
 
 use crate::memory::Memory;
@@ -17,17 +20,23 @@ use crate::{Error, Result};
 use cache::Caches;
 use family::Family;
 use std::sync::Arc;
+use threads::Threads;
 use vocabfuse_codegen::{Precision, Target};
 use vocabfuse_kernels::Registry;
 use vocabfuse_kernels::abi::{Blocking, Geometry};
 
 /// The processors of this machine. Clones share the threads, and the memory that is kept from step to step.
+///
+/// After a `fork` the child can go on with what the parent made: a pass in the child starts threads of its own, as many as
+/// the parent has, once, and gives the same results. Not supported is a fork while another thread is in a call of this
+/// crate: the child's copy of what that thread had locked stays locked. Nor do the other ranks of a group exist in the
+/// child, if they are threads of the parent: it makes a [`Local::group`](crate::Local::group) of its own.
 #[derive(Clone)]
 pub struct Cpu {
     target: Target,
     precision: Option<Precision>,
     registry: Arc<Registry>,
-    pool: Arc<rayon::ThreadPool>,
+    threads: Arc<Threads>,
     caches: Caches,
     memory: Memory,
 }
@@ -91,18 +100,12 @@ impl Cpu {
         if threads == Some(0) {
             return Err(Error::Option { option: "threads", message: "expected at least 1, got 0".to_owned() });
         }
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads.unwrap_or(0))
-            .thread_name(|i| format!("vocabfuse-{i}"))
-            .build()
-            .map_err(|e| Error::Device(format!("cannot start threads: {e}")))?;
-        let caches = Caches::of_this_machine();
         Ok(Cpu {
             target,
             precision: None,
             registry: Arc::new(Registry::default()),
-            pool: Arc::new(pool),
-            caches,
+            threads: Arc::new(Threads::start(threads)?),
+            caches: Caches::of_this_machine(),
             memory: Memory::default(),
         })
     }
@@ -114,7 +117,7 @@ impl Cpu {
 
     /// Number of threads.
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.threads.count()
     }
 
     /// For reports: target, precision if there is one, and threads.
@@ -148,7 +151,8 @@ impl Cpu {
         self.caches.blocking(&family.geometry, family.chunk, family.padded_hidden(hidden))
     }
 
-    pub(crate) fn pool(&self) -> &rayon::ThreadPool {
-        &self.pool
+    /// Does work on the threads.
+    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        Ok(self.threads.pool()?.install(work))
     }
 }

@@ -234,7 +234,7 @@ impl Cpu {
         if panels * job.hidden < ALONE {
             (0..panels).for_each(finish);
         } else {
-            self.pool().install(|| (0..panels).into_par_iter().for_each(finish));
+            self.install(|| (0..panels).into_par_iter().for_each(finish))?;
         }
         Ok(Finished { outputs })
     }

@@ -391,7 +391,7 @@ impl Cpu {
             Some(saved) => (saved.values.pointer(), saved.references.pointer()),
             None => (SharedPointer(ptr::null_mut()), SharedPointer(ptr::null_mut())),
         };
-        self.pool().install(|| {
+        self.install(|| {
             let x = match stages {
                 Stages::AccumulateSaved => Buffer::zeroed(0),
                 _ => self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows),
@@ -419,8 +419,7 @@ impl Cpu {
                 1 => walk.by_tokens(rows),
                 slices => walk.by_vocabulary(slices, rows),
             }
-        });
-        Ok(())
+        })
     }
 
     /// B: the rows of W of the targets that this shard owns.

@@ -91,8 +91,7 @@ impl Cpu {
         let gradient = inputs(names.uniforms, names.rows, names.columns)?;
         let statistics = inputs(names.statistics_uniforms, &[], names.statistics_columns)?;
         let dbias = SharedPointer(dbias.map_or(ptr::null_mut(), <[f32]>::as_mut_ptr));
-        self.pool().install(|| self.walk_tasks(family, pass, &gradient, &statistics, &dw, dbias));
-        Ok(())
+        self.install(|| self.walk_tasks(family, pass, &gradient, &statistics, &dw, dbias))
     }
 
     fn walk_tasks(
@@ -124,8 +123,7 @@ impl Cpu {
             w: self.memory().buffer(packed),
             sums: self.memory().buffer(sums),
         };
-        let scratch: Vec<Mutex<Scratch>> =
-            (0..self.pool().current_num_threads()).map(|_| Mutex::new(scratch())).collect();
+        let scratch: Vec<Mutex<Scratch>> = (0..self.threads()).map(|_| Mutex::new(scratch())).collect();
         let region = padded * family.chunk * family.dtype.size();
         let limits: Vec<f32> = pass.filter.map_or_else(Vec::new, |filter| {
             let bound = pass.output("bound").unwrap_or_default();

@@ -69,7 +69,7 @@ impl Tables for Cpu {
         let row_bytes = table.columns() * kernels.dtype.size();
         let mut rows = Buffer::zeroed(ids.len() * row_bytes);
         let out: SharedPointer<u8> = rows.pointer();
-        self.pool().install(|| {
+        self.install(|| {
             ids.par_chunks(IDS).enumerate().for_each(|(task, ids)| {
                 // SAFETY: ids are rows of the table, and each task writes the rows of its own ids, for which there is
                 // room.
@@ -84,7 +84,7 @@ impl Tables for Cpu {
                     });
                 }
             });
-        });
+        })?;
         Ok(Gathered { rows, row_bytes })
     }
 
@@ -110,7 +110,7 @@ impl Tables for Cpu {
             return Ok(());
         }
         let table = SharedPointer(table.as_mut_ptr());
-        self.pool().install(|| {
+        self.install(|| {
             (0..hidden.div_ceil(COLUMNS)).into_par_iter().for_each(|task| {
                 let first = task * COLUMNS;
                 // SAFETY: ids are rows of the table and the order names rows of `rows`, of which there is one each; each task
@@ -128,7 +128,7 @@ impl Tables for Cpu {
                     });
                 }
             });
-        });
+        })?;
         Ok(())
     }
 }

@@ -61,15 +61,16 @@ pub struct Evaluated<'a, D: Device = Cpu> {
 /// its values are NaN. A NaN logit makes the values of its own token NaN. Both have the id -1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Values {
-    /// Log-probabilities `[N, k]`, of the selected or the largest ids; 0 for ignored ids.
+    /// Log-probabilities, row-major: `[N, k]` of the selected ids ([`Ids::per_token`] is k, also where that is 1) or of the
+    /// k largest, `[N]` of the sampled ones; 0 for ignored ids.
     pub logprobs: Vec<f32>,
     /// Entropies, N.
     pub entropy: Vec<f32>,
     /// Divergences, N; +inf where the first distribution has mass on an id that the second excludes.
     pub divergence: Vec<f32>,
-    /// The largest ids `[N, k]`, or the sampled ones.
+    /// The largest ids `[N, k]`, or the sampled ones `[N]`.
     pub ids: Vec<i64>,
-    /// Logits of those, after all options.
+    /// Logits of those, in the same shape, after all options.
     pub logits: Vec<f32>,
 }
 

@@ -8,9 +8,9 @@ use crate::{Error, Result, ShardLayout};
 /// Ids of each token whose log-probabilities are wanted.
 #[derive(Clone, Copy, Debug)]
 pub struct Ids<'a> {
-    /// Global ids `[N, k]`, the same on every rank; a token may name an id repeatedly.
+    /// Global ids `[N, k]` row-major, the same on every rank; a token may name an id repeatedly.
     pub ids: &'a [i64],
-    /// k, at least 1.
+    /// k, at least 1. With 1, ids `[N]` and `[N, 1]` are the same values, and so are their log-probabilities.
     pub per_token: usize,
     /// An id that stands for none: its log-probability is 0, and it has no gradient. It may lie within `0..V`.
     pub ignore_index: Option<i64>,

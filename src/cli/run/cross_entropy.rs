@@ -1,6 +1,7 @@
 //! Cross-entropy: passes S, C1 and T.
 
 use super::check::{Named, widen};
+use super::convert;
 use super::logits;
 use super::measure::Meter;
 use super::operator::{Operator, Place, Results, Sizes, Tensor};
@@ -23,7 +24,7 @@ pub struct Options {
     /// What loss holds: one value per token, their sum, or their mean
     #[arg(long, default_value = "mean", value_parser = values::reduction())]
     reduction: Reduction,
-    /// Divisor of the mean [default: the number of tokens that are not ignored, or their weights]
+    /// Divisor of the mean [default: the weights of the targets, for the z-loss the number of tokens]
     #[arg(long, value_name = "X", value_parser = values::above_zero)]
     normalizer: Option<f32>,
     /// Share of the target distribution that is spread over all classes, 0 to 1
@@ -67,8 +68,7 @@ impl Options {
         if dtype.is_none() && x != w {
             bail!("tensor w: dtype {w}; expected {x} as x has, or --dtype to convert both");
         }
-        let dtype = dtype.unwrap_or(x);
-        let inputs = Inputs { x: inputs.x.convert(dtype), w: inputs.w.convert(dtype), ..inputs };
+        let inputs = Inputs { x: convert("x", inputs.x, dtype)?, w: convert("w", inputs.w, dtype)?, ..inputs };
         Ok(Loss { loss, inputs, frozen: [frozen("x"), frozen("w")] })
     }
 }

@@ -1,14 +1,14 @@
 //! Operators on the distribution over the vocabulary: values, and the gradients of what they are computed from.
 
 use super::check::Named;
+use super::convert;
 use super::logits;
 use super::measure::Meter;
 use super::operator::{Op, Operator, Place, Results, Sizes, Tensor};
 use std::path::Path;
 use vocabfuse::operators::{self, Answer, Query, Raw, Real};
 use vocabfuse::ranks::{each, split_rows};
-use vocabfuse::tensors::Elements;
-use vocabfuse::tensors::operators::{Distribution as Operand, Inputs, Source as Operands, Wanted, read};
+use vocabfuse::tensors::operators::{Distribution as Operand, Inputs, Source as Operands, TokenIds, Wanted, read};
 use vocabfuse::{
     Device, Distribution, DistributionGradients, Dtype, Error, Ids, KlDirection, Local, Operators, ShardLayout,
     Statistics, ValueGradients, Values,
@@ -42,21 +42,22 @@ impl Options {
         let upstream = !matches!(op, Op::TopK | Op::Sample);
         let wanted = Wanted { teacher: op == Op::Kl, ids, upstream, entropy_upstream: op == Op::LogprobsEntropy };
         let mut inputs = read(input, wanted)?;
-        for operand in std::iter::once(&mut inputs.of).chain(&mut inputs.teacher) {
+        let names = [["x", "w", "logits"], ["teacher_x", "teacher_w", "teacher_logits"]];
+        for (operand, [x_name, w_name, logits_name]) in
+            std::iter::once(&mut inputs.of).chain(&mut inputs.teacher).zip(names)
+        {
             if let Operands::Linear { x, w, .. } = &operand.source
                 && dtype.is_none()
                 && x.dtype() != w.dtype()
             {
                 let (x, w) = (x.dtype(), w.dtype());
-                anyhow::bail!("tensor w: dtype {w}; expected {x} as x has, or --dtype to convert both");
+                anyhow::bail!("tensor {w_name}: dtype {w}; expected {x} as {x_name} has, or --dtype to convert both");
             }
-            let convert = |tensor: Elements| match dtype {
-                Some(dtype) => tensor.convert(dtype),
-                None => tensor,
-            };
             operand.source = match operand.source.clone() {
-                Operands::Linear { x, w, hidden } => Operands::Linear { x: convert(x), w: convert(w), hidden },
-                Operands::Logits(logits) => Operands::Logits(convert(logits)),
+                Operands::Linear { x, w, hidden } => {
+                    Operands::Linear { x: convert(x_name, x, dtype)?, w: convert(w_name, w, dtype)?, hidden }
+                }
+                Operands::Logits(logits) => Operands::Logits(convert(logits_name, logits, dtype)?),
             };
         }
         let logits::Options { ignore_index, logit_scale, softcap } = *logits;
@@ -112,7 +113,7 @@ impl OnDistribution {
     fn slots(&self) -> usize {
         match self.op {
             Op::TopK => self.k,
-            _ => self.inputs.ids.as_ref().map_or(1, |(_, k)| *k),
+            _ => self.inputs.ids.as_ref().map_or(1, TokenIds::per_token),
         }
     }
 
@@ -137,9 +138,9 @@ impl OnDistribution {
         let rank = comm.rank();
         let layer = Operators::new(device, layout, rank)?;
         let of = self.shard(&self.inputs.of, layout, rank)?;
-        let ids = self.inputs.ids.as_ref().map(|(ids, per_token)| Ids {
-            ids,
-            per_token: *per_token,
+        let ids = self.inputs.ids.as_ref().map(|ids| Ids {
+            ids: &ids.values,
+            per_token: ids.per_token(),
             ignore_index: Some(self.ignore_index),
         });
         let statistics = match (self.op, ids, &self.inputs.teacher) {
@@ -170,8 +171,12 @@ impl OnDistribution {
     }
 
     fn value_tensors(&self, values: Values) -> Vec<Tensor> {
-        let (tokens, slots) = (self.inputs.tokens, self.slots());
-        let per_slot = if slots == 1 { vec![tokens] } else { vec![tokens, slots] };
+        let tokens = self.inputs.tokens;
+        let per_slot = match (self.op, &self.inputs.ids) {
+            (Op::TopK, _) => vec![tokens, self.k],
+            (_, Some(ids)) => ids.shape.clone(),
+            (_, None) => vec![tokens],
+        };
         let mut outputs = vec![];
         let picks = matches!(self.op, Op::TopK | Op::Sample);
         if picks {
@@ -228,10 +233,10 @@ impl OnDistribution {
             (Op::Kl, _) => Query::KlDivergence { p: of[1], q: of[0] },
             (Op::TopK, _) => Query::TopK(of[0], self.k),
             (Op::Sample, _) => Query::Sample(of[0], self.seed),
-            (op, Some((ids, per_token))) => Query::Logprobs {
+            (op, Some(ids)) => Query::Logprobs {
                 of: of[0],
-                ids,
-                per_token: *per_token,
+                ids: &ids.values,
+                per_token: ids.per_token(),
                 ignore_index: Some(self.ignore_index),
                 entropy: op == Op::LogprobsEntropy,
             },

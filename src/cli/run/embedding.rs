@@ -1,6 +1,7 @@
 //! The input embedding: lookup, the one collective, and the gradient of the table.
 
 use super::check::{Named, widen};
+use super::convert;
 use super::measure::Meter;
 use super::operator::{Operator, Place, Results, Sizes, Tensor};
 use crate::cli::values;
@@ -23,8 +24,8 @@ impl Options {
     /// The operator on tensors of a file, w rounded to `dtype`.
     pub fn read(&self, input: &Path, dtype: Option<Dtype>) -> anyhow::Result<Table> {
         let inputs = embedding::read(input)?;
-        let dtype = dtype.unwrap_or(inputs.w.dtype());
-        Ok(Table { padding: self.padding_idx, inputs: Inputs { w: inputs.w.convert(dtype), ..inputs } })
+        let w = convert("w", inputs.w, dtype)?;
+        Ok(Table { padding: self.padding_idx, inputs: Inputs { w, ..inputs } })
     }
 }
 

@@ -30,6 +30,9 @@ use vocabfuse::{Device, Dtype, Ptx, ShardLayout};
 /// The V rows of w are split over ranks, which are threads of this process and exchange what they would over a network.
 /// Tensors are f32, bf16 or f16, ids i64 or i32.
 ///
+/// Infinities in x, w, bias and logits are taken as they are: a class may be masked by -inf. A NaN may be in x and logits
+/// only. A number that --dtype or --output-dtype would make infinite is an error.
+///
 /// cross-entropy reads x [N, H], w [V, H], targets [N], and optionally bias [V], upstream [N],
 /// lse_upstream [N], token_weights [N] and class_weights [V]; it writes loss ([N] or
 /// [1]), lse [N], dx [N, H], dw [V, H], and with a bias dbias [V].
@@ -39,8 +42,9 @@ use vocabfuse::{Device, Dtype, Ptx, ShardLayout};
 /// logprobs, entropy and logprobs-entropy read x and w, or logits [N, V] in their place, and optionally bias; logprobs also
 /// ids, [N] or [N, k]; and optionally upstream gradients, upstream, and beside log-probabilities entropy_upstream (one by
 /// default). They write logprobs
-/// and entropy, and dx, dw or dlogits, and dbias. kl reads a teacher besides, teacher_x and so on, and writes divergence and
-/// the gradients of both. top-k and sample write ids, logits and logprobs.
+/// in the shape of ids, and entropy [N], and dx, dw or dlogits, and dbias. kl reads a teacher besides, teacher_x and so on, and writes divergence [N]
+/// and the gradients of both. top-k and sample write ids, logits and logprobs: [N, k] of top-k, also where k is 1, and [N]
+/// of sample.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 #[command(after_help = "Examples:\n  \
@@ -69,7 +73,7 @@ pub struct Args {
     /// How ranks communicate
     #[arg(long, default_value = "local", value_parser = ["local"])]
     communicator: String,
-    /// Round x and w to this type first [default: the type of w, which x must share]
+    /// Round x and w, or logits, to this type first [default: the type of w, which x must share]
     #[arg(long, value_parser = values::dtype())]
     dtype: Option<Dtype>,
     /// Where to run: cpu, cuda:0, or ptx:sm_80, which interprets the kernels of a GPU and checks them for races
@@ -82,7 +86,7 @@ pub struct Args {
     /// composition in this dtype
     #[arg(long)]
     check: bool,
-    /// Type of the written tensors
+    /// Type of the written tensors, but for ids
     #[arg(long, default_value = "f32", value_parser = values::dtype())]
     output_dtype: Dtype,
     /// Print one JSON object instead of tables
@@ -203,10 +207,22 @@ fn layout(args: &Args, vocab: usize) -> anyhow::Result<ShardLayout> {
     Ok(layout)
 }
 
+/// A tensor of the input in the type that `--dtype` asks for, if it does.
+fn convert(name: &'static str, tensor: Elements, dtype: Option<Dtype>) -> anyhow::Result<Elements> {
+    let Some(dtype) = dtype else { return Ok(tensor) };
+    tensor.convert(name, dtype).with_context(|| format!("option --dtype {dtype}"))
+}
+
 fn write(path: &Path, outputs: Vec<Tensor>, dtype: Dtype) -> anyhow::Result<()> {
     let output = |Tensor { name, shape, values, ids }| {
-        let values = ids.map_or_else(|| Written::Floats(Elements::from_f32(values, dtype)), Written::Ids);
-        Output { name, shape, values }
+        let values = match ids {
+            Some(ids) => Written::Ids(ids),
+            None => {
+                let values = Elements::F32(values).convert(name, dtype);
+                Written::Floats(values.with_context(|| format!("option --output-dtype {dtype}"))?)
+            }
+        };
+        Ok(Output { name, shape, values })
     };
-    Ok(tensors::write(path, &outputs.into_iter().map(output).collect::<Vec<_>>())?)
+    Ok(tensors::write(path, &outputs.into_iter().map(output).collect::<anyhow::Result<Vec<_>>>()?)?)
 }

@@ -73,7 +73,7 @@ impl Cpu {
                 dlogits.fill(0.0);
             }
         }
-        self.pool().install(|| {
+        self.install(|| {
             let mut operands = operands(self, kernels, job)?;
             let (panel, panels) = (kernels.host.panel, job.rows.len().div_ceil(kernels.host.panel));
             let room = panels * stride(panel);
@@ -105,7 +105,7 @@ impl Cpu {
                 }
             }
             Ok(parts)
-        })
+        })?
     }
 }
 
@@ -181,7 +181,7 @@ impl<'a> Pass<'a> {
             panels,
             group,
             tiles,
-            scratch: (0..cpu.pool().current_num_threads()).map(|_| Mutex::new(scratch())).collect(),
+            scratch: (0..cpu.threads()).map(|_| Mutex::new(scratch())).collect(),
         }
     }
 

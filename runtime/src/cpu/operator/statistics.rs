@@ -17,7 +17,7 @@ use vocabfuse_kernels::abi::{self, Place};
 impl Cpu {
     /// Statistics of a shard.
     pub(super) fn row_statistics(&self, kernels: &OperatorKernels, job: &RowJob<'_>) -> Result<RowState> {
-        self.pool().install(|| {
+        self.install(|| {
             let panel = kernels.host.panel;
             let slots = job.selection.slots.max(job.top);
             let mut state = RowState::identity(job.operator, job.rows.len(), slots, panel);
@@ -39,7 +39,7 @@ impl Cpu {
             }
             state.restore(job.operator, &lost);
             Ok(state)
-        })
+        })?
     }
 }
 
@@ -80,7 +80,7 @@ impl<'a> Pass<'a> {
         let panels = job.rows.len().div_ceil(panel);
         let group = group(cpu, operands, panels);
         let elements = job.distributions.len() * group * stride(panel);
-        let tiles = (0..cpu.pool().current_num_threads()).map(|_| Mutex::new(cpu.memory().buffer(elements))).collect();
+        let tiles = (0..cpu.threads()).map(|_| Mutex::new(cpu.memory().buffer(elements))).collect();
         Pass { kernels, job, inputs, panels, group, state, tiles }
     }
 

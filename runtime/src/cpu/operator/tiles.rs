@@ -65,7 +65,7 @@ pub(super) fn operands<'a>(cpu: &Cpu, kernels: &'a OperatorKernels, job: &RowJob
 /// Panels that a task works on together: at most as many as are to share one read of W.
 pub(super) fn group(cpu: &Cpu, operands: &[Operands<'_>], panels: usize) -> usize {
     let shared = operands.iter().filter_map(Operands::linear).map(|linear| linear.blocking.panels).min();
-    panels.div_ceil(cpu.pool().current_num_threads()).clamp(1, shared.unwrap_or(1))
+    panels.div_ceil(cpu.threads()).clamp(1, shared.unwrap_or(1))
 }
 
 impl<'a> Operands<'a> {
