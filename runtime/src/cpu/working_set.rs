@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::family::Family;
-use super::s_pass::{chunks_together, slices};
+use super::s_pass::{chunks_together, slices, slices_at_once};
 use super::t_pass;
 use crate::passes::{Demand, Extent};
 
@@ -81,7 +81,8 @@ impl Sizes<'_> {
         let largest = share.min(self.cpu.blocking(family, self.extent.hidden).panels);
         let unpacked = if family.unpack_accumulator.is_some() { geometry.panel * width * 4 } else { 0 };
         let scratch = ((geometry.softmax_scratch)(family.chunk, largest) + unpacked) * threads;
-        x + packed + scratch + (self.state(tokens) + self.product(tokens)) * slices + self.state(tokens)
+        let rows = (self.state(tokens) + self.product(tokens)) * slices_at_once(threads, slices);
+        x + packed + scratch + rows + self.state(tokens)
     }
 
     /// Rows after pass S: state, A, A₂, and the rows of W of targets.

@@ -118,7 +118,7 @@ impl<'a> Operands<'a> {
     pub(super) fn x_grad(&self) -> Buffer<u8> {
         match (&self.linear, self.distribution.source) {
             (Some(linear), Source::Linear { x, .. }) => {
-                pack::tokens(&self.memory, &linear.products.geometry, linear.products.pack_tokens_grad, x, self.rows)
+                pack::tokens_grad(&self.memory, &linear.products.geometry, linear.products.pack_tokens_grad, x, self.rows)
             }
             _ => Buffer::zeroed(0),
         }
