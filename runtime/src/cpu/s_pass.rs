@@ -8,7 +8,7 @@ use super::rows::{Product, ShardRows, TargetRows};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::memory::Memory;
 use crate::passes::SPass;
-use crate::{Matrix, Result};
+use crate::Result;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::ptr;
