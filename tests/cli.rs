@@ -245,8 +245,7 @@ fn memory_is_flat_in_the_vocabulary_under_recompute() {
     // A processor of another kind has other panels, and so another number of tokens that are few.
     for target in Cpu::available_targets() {
         for tokens in [1, 8, 64, 128, 256, 300] {
-            let [small, large] =
-                [4_000, 64_000].map(|vocab| extra_bytes(tokens, vocab, "no", Some(target.as_str())));
+            let [small, large] = [4_000, 64_000].map(|vocab| extra_bytes(tokens, vocab, "no", Some(target.as_str())));
             let what = format!("{tokens} tokens on {target}: {small} bytes for V = 4000, {large} for V = 64000");
             assert!(large < small + small / 20 + 10_000, "{what}");
         }

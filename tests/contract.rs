@@ -191,7 +191,8 @@ fn an_infinite_weight_masks_its_class_and_no_other() {
                         let mut by_bias = tensors.clone();
                         by_bias.w[1] = 0.0;
                         by_bias.bias.as_mut().unwrap()[1] = f32::NEG_INFINITY;
-                        let (got, want) = (run(cpu, &case, &tensors).unwrap().out, run(cpu, &case, &by_bias).unwrap().out);
+                        let (got, want) =
+                            (run(cpu, &case, &tensors).unwrap().out, run(cpu, &case, &by_bias).unwrap().out);
                         let (dbias, want_dbias) = (got.dbias.unwrap(), want.dbias.unwrap());
                         assert!(got.dw[1] == 0.0 && dbias[1] == 0.0, "{:?} {dbias:?} on {}", got.dw, cpu.name());
                         assert!(

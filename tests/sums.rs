@@ -27,7 +27,8 @@ fn equal_tokens(dtype: Dtype, tokens: usize, save: Save) -> (Case, Tensors) {
 /// Every CPU target with every dtype whose derivatives are not rounded on the way to the sums that are looked at: saved ones
 /// of 16 bits are.
 fn everywhere(test: impl Fn(&Cpu, &Case, &Tensors)) {
-    for (dtype, save) in [(Dtype::F32, Save::Yes), (Dtype::F32, Save::No), (Dtype::Bf16, Save::No), (Dtype::F16, Save::No)]
+    for (dtype, save) in
+        [(Dtype::F32, Save::Yes), (Dtype::F32, Save::No), (Dtype::Bf16, Save::No), (Dtype::F16, Save::No)]
     {
         let (case, tensors) = equal_tokens(dtype, TOKENS, save);
         for cpu in devices(2) {
