@@ -173,6 +173,43 @@ fn panels_that_are_not_full_add_nothing() {
 }
 
 #[test]
+fn an_infinite_weight_masks_its_class_and_no_other() {
+    // One and more panels that are not full, whose missing tokens once were zeros: zero times an infinite weight is NaN.
+    for tokens in [1, 33] {
+        for (x, masked) in [(1.0, f32::NEG_INFINITY), (-1.0, f32::INFINITY)] {
+            for (w, targets) in [(vec![0.0, masked], 1), (vec![0.25, masked, -0.5], 3)] {
+                let bounds = vec![0, 1, w.len()];
+                let case = Case { bounds, bias: true, ..Case::new(tokens, 1, w.len()) };
+                everywhere(&case, |cpu, case| {
+                    for filter in [None, Some(1e-3)] {
+                        let case = Case { policy: Policy { filter, ..case.policy }, ..case.clone() };
+                        let mut tensors = Tensors::random(&case);
+                        tensors.x.fill(x);
+                        tensors.targets = (0..tokens).map(|i| i as i64 % targets / 2 * 2).collect();
+                        tensors.w = w.clone();
+                        // The same by a bias, which is no product.
+                        let mut by_bias = tensors.clone();
+                        by_bias.w[1] = 0.0;
+                        by_bias.bias.as_mut().unwrap()[1] = f32::NEG_INFINITY;
+                        let (got, want) =
+                            (run(cpu, &case, &tensors).unwrap().out, run(cpu, &case, &by_bias).unwrap().out);
+                        let (dbias, want_dbias) = (got.dbias.unwrap(), want.dbias.unwrap());
+                        assert!(got.dw[1] == 0.0 && dbias[1] == 0.0, "{:?} {dbias:?} on {}", got.dw, cpu.name());
+                        assert!(
+                            same(&got.loss, &want.loss) && same(&got.dw, &want.dw) && same(&dbias, &want_dbias),
+                            "{:?} for {:?}, {dbias:?} for {want_dbias:?} on {} in {case:?}",
+                            got.dw,
+                            want.dw,
+                            cpu.name()
+                        );
+                    }
+                });
+            }
+        }
+    }
+}
+
+#[test]
 fn near_certainty_keeps_relative_precision() {
     // p(target) = 1 - 1e-5: a difference of rounded probabilities would have no digit left in bf16.
     let case = Case { spread: 0.5, ..Case::new(20, 16, 600) };

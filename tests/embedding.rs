@@ -61,6 +61,28 @@ fn one_id_may_have_all_tokens() {
 }
 
 #[test]
+fn many_equal_ids_lose_one_rounding() {
+    for (gradient, dy) in [(Dtype::F32, 0.1f32), (Dtype::Bf16, 0.100_097_656_25), (Dtype::F16, 0.099_975_586)] {
+        let case = Case { ids: vec![0; 1 << 16], dtype: gradient, gradient, ..Case::new(0, 1, &[0, 2]) };
+        for (before, sign) in [(0.0, 1.0), (3.0, -1.0)] {
+            let tensors = Tensors { dy: vec![sign * dy; 1 << 16], before, ..case.tensors() };
+            let sum = f64::from(before) + f64::from(sign * dy) * f64::from(1 << 16);
+            assert_eq!(everywhere(&case, &tensors).dw, [sum as f32, before], "{gradient}");
+        }
+    }
+}
+
+#[test]
+fn infinite_gradients_of_equal_ids_add_up_as_numbers_do() {
+    let case = Case { ids: vec![0, 1, 0, 1, 0], ..Case::new(0, 1, &[0, 2]) };
+    let tensors = Tensors { dy: vec![1.0, f32::INFINITY, f32::INFINITY, f32::NEG_INFINITY, 1.0], ..case.tensors() };
+    for cpu in cpus(2, case.dtype) {
+        let dw = run(&cpu, &case, &tensors).unwrap().dw;
+        assert!(dw[0] == f32::INFINITY && dw[1].is_nan(), "{dw:?} on {}", cpu.name());
+    }
+}
+
+#[test]
 fn the_padding_id_has_a_row_and_no_gradient() {
     let case = Case { padding: Some(30), ids: vec![30, 1, 30, 2, 30], ..Case::new(0, 8, &[0, 15, 37]) };
     let tensors = case.tensors();

@@ -437,3 +437,38 @@ fn options_agree_with_the_reference() {
         }
     }
 }
+
+#[test]
+fn an_infinite_weight_masks_its_class_and_no_other() {
+    let (ptx, gpu) = device();
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        for save in SAVES {
+            for tokens in [1, 33] {
+                let policy = policy(Algorithm::Two, save);
+                let case = Case { dtype, policy, bias: true, bounds: vec![0, 1, 3], ..Case::new(tokens, 1, 3) };
+                let mut by_weight = Tensors::random(&case);
+                by_weight.x.fill(1.0);
+                by_weight.targets.fill(2);
+                by_weight.w = vec![0.25, f32::NEG_INFINITY, -0.5];
+                let mut by_bias = by_weight.clone();
+                by_bias.w[1] = 0.0;
+                by_bias.bias.as_mut().unwrap()[1] = f32::NEG_INFINITY;
+                let [got, want] = [by_weight, by_bias].map(|tensors| run(&gpu, &case, &tensors).unwrap().out);
+                assert!(ptx.take_report().is_clean());
+                assert!(got.dw[1] == 0.0 && same(&got.dw, &want.dw), "{:?} for {:?}", got.dw, want.dw);
+                assert!(same(&got.dbias.unwrap(), &want.dbias.unwrap()) && same(&got.loss, &want.loss), "{case:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_of_more_than_one_block_add_up_in_dw() {
+    let (ptx, gpu) = device();
+    let filtered = Policy { filter: Some(1e-3), ..policy(Algorithm::Two, Save::No) };
+    for (dtype, policy) in [(Dtype::Bf16, filtered), (Dtype::F16, policy(Algorithm::Two, Save::No))] {
+        let case = Case { dtype, policy, bias: true, ..Case::new(2 * 4096 + 70, 5, 40) };
+        let tensors = Tensors::random(&case);
+        check(&case, &tensors, &clean(&ptx, &gpu, &case, &tensors)).unwrap();
+    }
+}

@@ -272,9 +272,9 @@ DEVICE int row_in_tile(int i, int h) { return threadIdx.x / 32 / WARPS_N * 64 + 
 DEVICE int column_in_tile(int j) { return threadIdx.x / 32 % WARPS_N * 64 + j * 8 + threadIdx.x % 4 * 2; }
 
 struct TileOrigin { int m, n; };
-DEVICE TileOrigin tile_origin(int rows, int columns) {
+DEVICE TileOrigin tile_origin(int rows, int columns, u32 block = blockIdx.x) {
     const int tiles_m = (rows + TILE_M - 1) / TILE_M, tiles_n = (columns + TILE_N - 1) / TILE_N;
-    const int group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
+    const int group = block / (GROUP * tiles_n), within = block % (GROUP * tiles_n);
     const int height = min((int)GROUP, tiles_m - group * GROUP);
     return {(group * GROUP + within % height) * TILE_M, within / height * TILE_N};
 }

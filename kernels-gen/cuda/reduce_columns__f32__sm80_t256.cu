@@ -78,7 +78,8 @@ DEVICE uint4 repack(const Floats& a) {
     return make_uint4(__float_as_int(a.at[0]), __float_as_int(a.at[1]), __float_as_int(a.at[2]), __float_as_int(a.at[3]));
 }
 
-// Adds the column sums of all tiles of tokens into the gradient of a column input, in order.
+// Adds the column sums of all tiles of tokens into the gradient of a column input, in order, in double precision,
+// since there may be as many tiles as tokens.
 extern "C" __global__ void __launch_bounds__(256) reduce_columns__f32__sm80_t256(
     const float* column_partials,
     i64 partial_stride,
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256) reduce_columns__f32__sm80_t256
 {
     const int column = blockIdx.x * 256 + threadIdx.x;
     if (column >= columns) return;
-    float sum = 0.0f;
+    double sum = 0.0;
     for (int i = 0; i < row_tiles; i++) sum += column_partials[(i64)i * partial_stride + column];
-    gradient[column] = beta != 0 ? gradient[column] + sum : sum;
+    gradient[column] = (float)(beta != 0 ? gradient[column] + sum : sum);
 }

@@ -82,7 +82,8 @@ DEVICE uint4 repack(const Floats& a) {
     return make_uint4(pack(a.at[0], a.at[1]), pack(a.at[2], a.at[3]), pack(a.at[4], a.at[5]), pack(a.at[6], a.at[7]));
 }
 
-// One row of the table a block: `table[ids[b]]` += the rows `order[starts[b]..starts[b + 1]]`, in that order, in f32.
+// One row of the table a block: `table[ids[b]]` += the rows `order[starts[b]..starts[b + 1]]`, in that order.
+// The sum is double precision from what is there on, and rounded once.
 extern "C" __global__ void __launch_bounds__(256) scatter_add__bf16__sm80_t256(
     const Element* rows,
     i64 row_stride,
@@ -96,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(256) scatter_add__bf16__sm80_t256(
     float* to = table + ids[blockIdx.x] * table_stride;
     const int start = starts[blockIdx.x], end = starts[blockIdx.x + 1];
     for (int c = threadIdx.x; c < columns; c += 256) {
-        float sum = to[c];
+        double sum = to[c];
         for (int i = start; i < end; i++) sum += to_float(rows[order[i] * row_stride + c]);
-        to[c] = sum;
+        to[c] = (float)sum;
     }
 }

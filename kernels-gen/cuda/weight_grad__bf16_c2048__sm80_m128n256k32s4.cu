@@ -297,9 +297,9 @@ DEVICE int row_in_tile(int i, int h) { return threadIdx.x / 32 / WARPS_N * 64 + 
 DEVICE int column_in_tile(int j) { return threadIdx.x / 32 % WARPS_N * 64 + j * 8 + threadIdx.x % 4 * 2; }
 
 struct TileOrigin { int m, n; };
-DEVICE TileOrigin tile_origin(int rows, int columns) {
+DEVICE TileOrigin tile_origin(int rows, int columns, u32 block = blockIdx.x) {
     const int tiles_m = (rows + TILE_M - 1) / TILE_M, tiles_n = (columns + TILE_N - 1) / TILE_N;
-    const int group = blockIdx.x / (GROUP * tiles_n), within = blockIdx.x % (GROUP * tiles_n);
+    const int group = block / (GROUP * tiles_n), within = block % (GROUP * tiles_n);
     const int height = min((int)GROUP, tiles_m - group * GROUP);
     return {(group * GROUP + within % height) * TILE_M, within / height * TILE_N};
 }
@@ -348,6 +348,18 @@ DEVICE void store_sum(const float (&d)[4][8][4], TileOrigin origin, float* to, i
 
 // Elements from one row of Q to the next.
 enum : int { CHUNK = 2048 };
+// Tokens whose products are summed in registers before they are added to dW. Tensor cores may cut off what they add to a sum,
+// so that the error of one long sum would grow with the number of tokens. Each further block reads and writes the tile of dW
+// once more, mostly in L2.
+enum : int { BLOCK_TOKENS = 4096 };
+static_assert(BLOCK_TOKENS % 128 == 0, "a block begins with a skip flag");
+
+// The index of this block, read anew instead of being held in a register.
+DEVICE u32 block_index() {
+    u32 index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+}
 
 // dW = beta dW + transposed Q X for the rows of one chunk. Tiles of Q whose flag is set are left out.
 extern "C" __global__ void __launch_bounds__(THREADS) weight_grad__bf16_c2048__sm80_m128n256k32s4(
@@ -364,14 +376,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_grad__bf16_c2048__s
     const u8* skip,
     i64 skip_stride)
 {
-    const TileOrigin origin = tile_origin(columns, hidden);
-    float d[4][8][4];
-    {
-        const OperandA a(q, CHUNK, origin.m, columns, tokens);
-        const OperandB b(x, x_stride, origin.n, hidden, tokens);
-        const Steps steps = {skip == nullptr ? nullptr : skip + (i64)(origin.m / 256) * skip_stride, (tokens + TILE_K - 1) / TILE_K};
-        product(d, Copies(a, b, steps), steps.count());
+#pragma unroll 1
+    for (int first = 0; first < tokens; first += BLOCK_TOKENS) {
+        const int block = min(tokens - first, (int)BLOCK_TOKENS);
+        float d[4][8][4];
+        {
+            const TileOrigin origin = tile_origin(columns, hidden, block_index());
+            const u8* flags = skip == nullptr ? nullptr : skip + (i64)(origin.m / 256) * skip_stride + first / 128;
+            const OperandA a(q + (i64)first * CHUNK, CHUNK, origin.m, columns, block);
+            const OperandB b(x + first * x_stride, x_stride, origin.n, hidden, block);
+            const Steps steps = {flags, (block + TILE_K - 1) / TILE_K};
+            product(d, Copies(a, b, steps), steps.count());
+        }
+        const TileOrigin origin = tile_origin(columns, hidden, block_index());
+        const float added = scale == nullptr ? 1.0f : scale[1];
+        const float kept = beta != 0 || first > 0 ? 1.0f : 0.0f;
+        store_sum(d, origin, dw, dw_stride, columns, hidden, [=](int) { return kept; }, [=](int) { return added; });
     }
-    const float kept = beta != 0 ? 1.0f : 0.0f, added = scale == nullptr ? 1.0f : scale[1];
-    store_sum(d, origin, dw, dw_stride, columns, hidden, [=](int) { return kept; }, [=](int) { return added; });
 }

@@ -52,6 +52,7 @@ templates! {
     "cpu/input_grad.rs.in",
     "cpu/vocabulary_grad.rs.in",
     "cpu/column_sums.rs.in",
+    "cpu/column_totals.rs.in",
     "cpu/gather_rows.rs.in",
     "cpu/scatter_add.rs.in",
     "cpu/avx512bf16/pack_tokens.rs.in",

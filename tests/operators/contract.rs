@@ -1,6 +1,6 @@
 //! Odd rows, odd shapes, errors, and what must not depend on threads or ranks.
 
-use crate::harness::{self, Case, Data, IGNORED, Which, check, composition, devices, draws, run};
+use crate::harness::{self, Case, Data, IGNORED, Run, Which, amx, bf16x3, check, composition, devices, draws, run};
 use vocabfuse::reference::largest_error;
 use vocabfuse_runtime::{
     Cpu, Distribution, DistributionGradients, Dtype, Error, Ids, KlDirection, Local, Matrix, Operators, ShardLayout,
@@ -70,6 +70,69 @@ fn a_nan_stays_in_its_row() {
             for g in &run.gradients {
                 assert!(g.logits[..600].iter().chain(&g.logits[1200..]).all(|g| g.is_finite()), "{which:?}");
             }
+        }
+    }
+}
+
+/// A class that both distributions mask by an infinite weight, and the same by a bias, which is no product.
+pub fn masked_by_weights(which: Which, tokens: usize, dtype: Dtype) -> (Case, [Data; 2]) {
+    let bounds = vec![0, 1, 4];
+    let case = Case { bounds, bias: true, hidden: [1, 1], dtypes: [dtype; 2], ..Case::new(which, tokens, 1, 4) };
+    let mut by_weights = Data::random(&case);
+    by_weights.ids.fill(3);
+    let mut by_bias = by_weights.clone();
+    for i in 0..2 {
+        by_weights.x[i].fill(1.0);
+        by_bias.x[i].fill(1.0);
+        by_weights.w[i][1] = -INF;
+        by_bias.bias[i][1] = -INF;
+    }
+    (case, [by_weights, by_bias])
+}
+
+/// Gradients of W and of the bias are the same in both ways. That of X is NaN by a weight: a probability of zero times it.
+pub fn same_but_for_x(case: &Case, by_weights: &Run, by_bias: &Run) {
+    for (got, want) in by_weights.answer.gradients.iter().zip(&by_bias.answer.gradients) {
+        assert!(got.w[1] == 0.0 && got.bias[1] == 0.0, "{:?} {:?} in {case:?}", got.w, got.bias);
+        assert_eq!((&got.w, &got.bias), (&want.w, &want.bias), "{case:?}");
+    }
+    assert_eq!(value(&by_weights.answer), value(&by_bias.answer), "{case:?}");
+}
+
+#[test]
+fn an_infinite_weight_masks_its_class_and_no_other() {
+    for which in Which::DIFFERENTIABLE {
+        for (tokens, dtype) in [(1, Dtype::F32), (33, Dtype::F32), (33, Dtype::Bf16), (5, Dtype::F16)] {
+            let (case, data) = masked_by_weights(which, tokens, dtype);
+            for cpu in devices(2).iter().chain(&amx(2)) {
+                let [by_weights, by_bias] = data.each_ref().map(|data| run(cpu, &case, data).unwrap());
+                same_but_for_x(&case, &by_weights, &by_bias);
+            }
+            if dtype == Dtype::F32 {
+                for cpu in bf16x3(2) {
+                    let [by_weights, by_bias] = data.each_ref().map(|data| run(&cpu, &case.bf16x3(), data).unwrap());
+                    same_but_for_x(&case, &by_weights, &by_bias);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_the_bias_is_as_exact_for_many_tokens_as_for_few() {
+    const TOKENS: usize = 1 << 16;
+    for given in [false, true] {
+        let case = Case { given, bias: true, bounds: vec![0, 1, 3], ..Case::new(Which::Entropy, TOKENS, 2, 3) };
+        let mut data = Data::random(&case);
+        // Tokens that are all the same: the roundings of their sums do not cancel.
+        data.x[0] = [0.7, -0.3].repeat(TOKENS);
+        data.logits[0] = [0.1, 0.9, -0.6].repeat(TOKENS);
+        data.rows.fill(0.3);
+        let truth = composition::<f64>(&case, &data).gradients.swap_remove(0).bias;
+        for cpu in devices(2) {
+            let got = run(&cpu, &case, &data).unwrap().answer.gradients.swap_remove(0).bias;
+            let error = largest_error(&got, &truth);
+            assert!(error < 5e-6, "{error:e}, given {given}, on {}", cpu.name());
         }
     }
 }

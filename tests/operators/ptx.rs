@@ -1,6 +1,7 @@
 //! Operators on the PTX interpreter: the CUDA kernels and the host code that a GPU runs. Every launch is checked for races
 //! and for reads of memory that nothing wrote. The kernels are compiled by NVRTC, which `cargo xtask test` installs.
 
+use crate::contract::{masked_by_weights, same_but_for_x};
 use crate::harness::{Case, Data, Run, Which, check, composition, draws, run};
 use std::path::Path;
 use vocabfuse_runtime::{
@@ -166,4 +167,30 @@ fn samples_are_those_of_a_cpu() {
             assert!(ptx.take_report().is_clean());
         }
     }
+}
+
+#[test]
+fn an_infinite_weight_masks_its_class_and_no_other() {
+    let (ptx, gpu) = device();
+    for which in Which::DIFFERENTIABLE {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let (case, data) = masked_by_weights(which, 5, dtype);
+            let [by_weights, by_bias] = data.each_ref().map(|data| clean(&ptx, &gpu, &case, data));
+            same_but_for_x(&case, &by_weights, &by_bias);
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_the_bias_is_as_exact_for_many_tokens_as_for_few() {
+    const TOKENS: usize = 1 << 13;
+    let (_, gpu) = device();
+    let case = Case { given: true, bias: true, ..Case::new(Which::Entropy, TOKENS, 2, 3) };
+    let mut data = Data::random(&case);
+    data.logits[0] = [0.1, 0.9, -0.6].repeat(TOKENS);
+    data.rows.fill(0.3);
+    let truth = composition::<f64>(&case, &data).gradients.swap_remove(0).bias;
+    let got = run(&gpu, &case, &data).unwrap().answer.gradients.swap_remove(0).bias;
+    let error = vocabfuse::reference::largest_error(&got, &truth);
+    assert!(error < 1e-6, "{error:e}");
 }

@@ -973,10 +973,10 @@ fn softmax_scratch(_chunk: usize, panels: usize) -> usize {
     LOGITS_BYTES + panels * (E_PANEL * 2 + FLAGS)
 }
 
-// Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums of columns, flags of tiles.
+// Logits of the panel at work, Q of a block of panels, dW of a block of rows, sums and totals of columns, flags of tiles.
 fn grad_scratch(blocking: &Blocking) -> usize {
     let (rows, panels) = (blocking.grad_rows, blocking.grad_panels);
-    LOGITS_BYTES + rows * panels * PANEL * TERMS * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * LANES * 4 + rows / PANEL * panels
+    LOGITS_BYTES + rows * panels * PANEL * TERMS * 2 + HIDDEN_BLOCKS * BLOCK * 4 + rows * (LANES * 4 + 8) + rows / PANEL * panels
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {

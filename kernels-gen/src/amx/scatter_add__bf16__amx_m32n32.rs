@@ -5,16 +5,30 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// `table[ids[i]] += rows[order[i]]`, in the order of `i`, in f32.
+/// `table[ids[i]] += rows[order[i]]`. What is added to a row of the table is summed in f64, in the order of `i`, from what is
+/// there, and rounded to f32 once, so that the error does not grow with the number of equal ids.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn kernel(args: &ScatterAdd) {
-    for i in 0..args.count {
+    let mut sums = [0.0; SCATTER_COLUMNS];
+    let sums = &mut sums[..args.columns];
+    let mut i = 0;
+    while i < args.count {
         // SAFETY: the caller states the extents of rows and table; this call owns the table rows that it names.
         unsafe {
-            let row = args.rows.cast::<u16>().add(*args.order.add(i) as usize * args.row_stride);
-            let table = args.table.add(*args.ids.add(i) as usize * args.table_stride);
-            for column in 0..args.columns {
-                *table.add(column) += bf16_to_f32(*row.add(column));
+            let id = *args.ids.add(i);
+            let table = args.table.add(id as usize * args.table_stride);
+            for (column, sum) in sums.iter_mut().enumerate() {
+                *sum = f64::from(*table.add(column));
+            }
+            while i < args.count && *args.ids.add(i) == id {
+                let row = args.rows.cast::<u16>().add(*args.order.add(i) as usize * args.row_stride);
+                for (column, sum) in sums.iter_mut().enumerate() {
+                    *sum += f64::from(bf16_to_f32(*row.add(column)));
+                }
+                i += 1;
+            }
+            for (column, sum) in sums.iter().enumerate() {
+                *table.add(column) = *sum as f32;
             }
         }
     }

@@ -20,14 +20,16 @@ unsafe fn kernel(args: &WeightGrad) {
         // Left operand of the product, blocks `[row / 32][panel][term]`.
         let q = args.scratch.add(LOGITS_BYTES).cast::<u16>();
         let c = q.add(blocks * args.blocking.grad_panels * TERM_BLOCKS).cast::<f32>();
-        // One vector of partial sums a row: the lanes are added up once, at the end.
+        // A vector of partial sums a row for the block at hand, and totals of the blocks.
         let column_sums = c.add(HIDDEN_BLOCKS * BLOCK);
+        let totals = column_sums.add(blocks * PANEL * LANES).cast::<f64>();
         let wanted = column_gradient(args);
         let sums = if wanted.is_null() { wanted } else { column_sums };
         if !sums.is_null() {
             std::ptr::write_bytes(sums, 0, args.columns * LANES);
+            std::ptr::write_bytes(totals, 0, args.columns);
         }
-        let keep = column_sums.add(blocks * PANEL * LANES).cast::<u8>();
+        let keep = totals.add(blocks * PANEL).cast::<u8>();
         let keep = if args.filtered.is_null() { std::ptr::null_mut() } else { keep };
         let _tiles = Tiles::configure();
         for first in (0..args.panels).step_by(args.blocking.grad_panels) {
@@ -55,11 +57,27 @@ unsafe fn kernel(args: &WeightGrad) {
                 }
                 _ => {}
             });
+            if !sums.is_null() {
+                move_to_totals(sums, totals, args.columns);
+            }
         }
         if !wanted.is_null() {
             for row in 0..args.columns {
-                *wanted.add(row) += horizontal_sum(load(sums.add(row * LANES)));
+                *wanted.add(row) += *totals.add(row) as f32;
             }
+        }
+    }
+}
+
+/// Moves sums of a block of tokens, a vector of partial sums a row, to the totals of the rows, which are f64: so the gradient
+/// of a column input is off by what one lane loses in one block, however many tokens there are.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn move_to_totals(sums: *mut f32, totals: *mut f64, rows: usize) {
+    for row in 0..rows {
+        // SAFETY: the caller has a vector and a total for each row.
+        unsafe {
+            *totals.add(row) += lanes(load(sums.add(row * LANES))).into_iter().map(f64::from).sum::<f64>();
+            store(sums.add(row * LANES), splat(0.0));
         }
     }
 }

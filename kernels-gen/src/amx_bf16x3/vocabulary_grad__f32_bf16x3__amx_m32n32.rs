@@ -40,21 +40,26 @@ unsafe fn kernel(args: &VocabularyGrad) {
     }
 }
 
-/// Sums of the columns over all tokens.
+/// Sums of the columns over all tokens. Each lane sums its tokens of a block of panels in f32; the sums of lanes and blocks are
+/// added in f64 and rounded once. The relative error among tokens of one sign is so at most that of the sum of one lane in one
+/// block, a term for each 2^-24, however many tokens there are.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn add_sums(args: &VocabularyGrad, q: *const f32) {
     for row in 0..args.columns {
         // SAFETY: the caller states the extents of Q and of the sums.
         unsafe {
-            let mut sum = splat(0.0);
-            for panel in 0..args.panels {
-                let mut part = splat(0.0);
-                for lane in (0..PANEL).step_by(LANES) {
-                    part = add(part, load(q.add(panel * args.stride + row * PANEL + lane)));
+            let mut total = 0.0;
+            for first in (0..args.panels).step_by(args.blocking.grad_panels) {
+                let end = args.panels.min(first + args.blocking.grad_panels);
+                let mut sum = splat(0.0);
+                for panel in first..end {
+                    for lane in (0..PANEL).step_by(LANES) {
+                        sum = add(sum, load(q.add(panel * args.stride + row * PANEL + lane)));
+                    }
                 }
-                sum = add(sum, part);
+                total += lanes(sum).into_iter().map(f64::from).sum::<f64>();
             }
-            *args.sums.add(row) += horizontal_sum(sum) * args.sum_factor;
+            *args.sums.add(row) += (total * f64::from(args.sum_factor)) as f32;
         }
     }
 }

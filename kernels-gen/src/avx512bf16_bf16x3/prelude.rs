@@ -663,11 +663,11 @@ fn softmax_scratch(chunk: usize, panels: usize) -> usize {
     panels * (chunk * PANEL * 4 + chunk * DEPTH * 4 + lists)
 }
 
-// Q of a block of panels, sums of columns, an edge of H, lists of steps, logits.
+// Q of a block of panels, sums and totals of columns, an edge of H, lists of steps, logits.
 fn grad_scratch(blocking: &Blocking) -> usize {
     let rows = blocking.grad_rows;
     let q = blocking.grad_panels * rows * DEPTH * 4 + Lists::bytes(rows.div_ceil(ROWS), blocking.grad_panels * DEPTH);
-    q + blocking.panels * rows * PANEL * 4 + rows * LANES * 4 + ROWS * PANEL * 4
+    q + blocking.panels * rows * PANEL * 4 + rows * (LANES * 4 + 8) + ROWS * PANEL * 4
 }
 
 pub const GEOMETRY: vocabfuse_kernels::abi::Geometry = vocabfuse_kernels::abi::Geometry {
@@ -865,7 +865,8 @@ pub const fn e_lists(rows: usize) -> usize {
 
 /// Width of the blocks of H whose W stays in L2 while panels pass.
 const HIDDEN_BLOCK: usize = 512;
-/// A += E W for some panels, transposed: E from `pack_rows`, W as `[row / PANEL][padded H][PANEL]`, A `[panel][padded
+/// A += E W for some panels, transposed. A block of E_STRIPS * PANEL = B classes is summed in registers before it is added to A:
+/// over V classes that gives a relative error of at most about (B + V / B) 2^-24. Operands: E from `pack_rows`, W as `[row / PANEL][padded H][PANEL]`, A `[panel][padded
 /// H][token]`. Both products of pass S so have tokens for lanes and the small operand on the right.
 pub struct Accumulate {
     pub e: *const Packed,
@@ -913,7 +914,9 @@ pub unsafe fn accumulate(p: &Accumulate) {
     }
 }
 
-/// dW += Q X for some panels: `q[panel][row][token]`, X from `pack_tokens_grad`.
+/// dW += Q X for some panels: `q[panel][row][token]`, X from `pack_tokens_grad`. The products of these panels are summed in
+/// registers before they are added to dW, so that among terms of one sign the relative error of a sum over N tokens is at most
+/// about (B + N / B) 2^-24 for the B tokens of these panels.
 pub struct Gradient {
     pub q: *const Packed,
     /// Elements from one panel of `q` to the next.

@@ -15,21 +15,26 @@ unsafe fn kernel(args: &WeightGrad) {
     let block = args.blocking.grad_panels;
     // SAFETY: the caller states the extents of all buffers; this call owns its rows of dW and its scratch.
     unsafe {
-        // One vector of partial sums a row: the lanes are added up once, at the end.
+        // A vector of partial sums a row for the block at hand, and totals of the blocks.
         let column_sums = q.add(block * q_panel).cast::<f32>();
-        let edge = column_sums.add(args.columns * LANES);
+        let totals = column_sums.add(args.columns * LANES).cast::<f64>();
+        let edge = totals.add(args.columns.next_multiple_of(LANES)).cast::<f32>();
         let words = edge.add(ROWS * PANEL).cast();
         let lists = if args.filtered.is_null() { Lists::ALL } else { Lists { words, most: block * DEPTH } };
         let wanted = column_gradient(args);
         let sums = if wanted.is_null() { wanted } else { column_sums };
         if !sums.is_null() {
             std::ptr::write_bytes(column_sums, 0, args.columns * LANES);
+            std::ptr::write_bytes(totals, 0, args.columns);
         }
         let mut first = 0;
         while first < args.panels {
             let panels = block.min(args.panels - first);
             for panel in 0..panels {
                 derivative(args, first + panel, q.add(panel * q_panel).cast(), sums);
+            }
+            if !sums.is_null() {
+                move_to_totals(sums, totals, args.columns);
             }
             if !args.filtered.is_null() {
                 list(args, first, panels, q, &lists);
@@ -60,8 +65,21 @@ unsafe fn kernel(args: &WeightGrad) {
         }
         if !wanted.is_null() {
             for row in 0..args.columns {
-                *wanted.add(row) += horizontal_sum(load(column_sums.add(row * LANES)));
+                *wanted.add(row) += *totals.add(row) as f32;
             }
+        }
+    }
+}
+
+/// Moves sums of a block of tokens, a vector of partial sums a row, to the totals of the rows, which are f64: so the gradient
+/// of a column input is off by what one lane loses in one block, however many tokens there are.
+
+unsafe fn move_to_totals(sums: *mut f32, totals: *mut f64, rows: usize) {
+    for row in 0..rows {
+        // SAFETY: the caller has a vector and a total for each row.
+        unsafe {
+            *totals.add(row) += lanes(load(sums.add(row * LANES))).into_iter().map(f64::from).sum::<f64>();
+            store(sums.add(row * LANES), splat(0.0));
         }
     }
 }

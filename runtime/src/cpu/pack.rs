@@ -11,8 +11,35 @@ pub(super) fn width(geometry: &Geometry, hidden: usize) -> usize {
     hidden.next_multiple_of(geometry.panel)
 }
 
-/// Packs the tokens `rows` with one of the packing kernels.
+/// The tokens `rows` as operand of the logits. What lies behind the last token in its panel is that token again: its logits are
+/// numbers wherever those of a token are, whatever W holds, while zeros times an infinite weight would be NaN. It weighs
+/// nothing in pass T.
 pub(super) fn tokens(
+    memory: &Memory,
+    geometry: &Geometry,
+    kernel: unsafe fn(&abi::PackTokens),
+    x: Matrix<'_>,
+    rows: &[u32],
+) -> Buffer<u8> {
+    let mut whole = rows.to_vec();
+    if let Some(last) = rows.last() {
+        whole.resize(rows.len().next_multiple_of(geometry.panel), *last);
+    }
+    pack(memory, geometry, kernel, x, &whole)
+}
+
+/// The tokens `rows` as operand of dW, with zeros behind the last of them.
+pub(super) fn tokens_grad(
+    memory: &Memory,
+    geometry: &Geometry,
+    kernel: unsafe fn(&abi::PackTokens),
+    x: Matrix<'_>,
+    rows: &[u32],
+) -> Buffer<u8> {
+    pack(memory, geometry, kernel, x, rows)
+}
+
+fn pack(
     memory: &Memory,
     geometry: &Geometry,
     kernel: unsafe fn(&abi::PackTokens),

@@ -204,8 +204,8 @@ impl Passes for Cpu {
     }
 
     fn ticket(&self, kernels: &Family, blocks: &[&Block<Cpu>]) -> Result<Factors> {
-        // What lies between the last token and the end of its panel must weigh nothing: its logits are the bias, and this
-        // reference is above them all.
+        // What lies between the last token and the end of its panel must weigh nothing: it has the logits of the last token,
+        // and this reference is above them all.
         let mut reference = vec![-NO_REFERENCE; padded(kernels, blocks)];
         for block in blocks {
             let tokens = block.tokens.clone();

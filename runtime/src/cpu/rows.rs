@@ -132,27 +132,48 @@ impl ShardRows {
             self.state[0].as_mut().iter_mut().zip(other).for_each(|(mine, theirs)| *mine = mine.max(*theirs));
             return;
         }
-        let state: Vec<*mut f32> = self.state.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
-        let other_state: Vec<*mut f32> = other.state.iter().map(|b| b.as_ref()[start..].as_ptr().cast_mut()).collect();
+        self.merge_values(family, other, start, 1);
+        if let (Some(mine), Some(theirs)) = (&mut self.operand, &other.operand) {
+            mine.add(theirs, start);
+        }
+    }
+
+    /// Merges the statistics and A of the same tokens, which the threads of this pool share.
+    pub(crate) fn merge_on_threads(&mut self, family: &Family, other: &ShardRows) {
+        self.merge_values(family, other, 0, rayon::current_num_threads());
+    }
+
+    fn merge_values(&mut self, family: &Family, other: &ShardRows, start: usize, threads: usize) {
+        let mut state: Vec<*mut f32> = self.state.iter_mut().map(|b| b.as_mut().as_mut_ptr()).collect();
+        let mut other_state: Vec<*mut f32> =
+            other.state.iter().map(|b| b.as_ref()[start..].as_ptr().cast_mut()).collect();
         let (a, other_a) = match (&mut self.a, &other.a) {
             (Some(a), Some(b)) => (a.as_mut().as_mut_ptr(), b.as_ref()[start * other.a_stride..].as_ptr()),
             _ => (ptr::null_mut(), ptr::null()),
         };
-        // SAFETY: both sides have `self.tokens` tokens from the pointers on, and the same statistics and stride, as ranks
-        // agree on the form of their rows; the other side is only read.
-        unsafe {
-            (family.merge)(&abi::Merge {
-                first: 0,
-                end: self.tokens,
-                state: state.as_ptr(),
-                other_state: other_state.as_ptr(),
-                a,
-                other_a,
-                a_stride: self.a_stride,
-            });
-        }
-        if let (Some(mine), Some(theirs)) = (&mut self.operand, &other.operand) {
-            mine.add(theirs, start);
+        let [state, other_state] = [&mut state, &mut other_state].map(|s| SharedPointer(s.as_mut_ptr()));
+        let [a, other_a] = [a, other_a.cast_mut()].map(SharedPointer);
+        let (tokens, a_stride) = (self.tokens, self.a_stride);
+        let share = tokens.div_ceil(threads).max(1);
+        let merge = |first: usize| {
+            // SAFETY: both sides have `self.tokens` tokens from the pointers on, and the same statistics and stride, as ranks
+            // agree on the form of their rows; the other side is only read, and each call has its own tokens.
+            unsafe {
+                (family.merge)(&abi::Merge {
+                    first,
+                    end: tokens.min(first + share),
+                    state: state.get(),
+                    other_state: other_state.get(),
+                    a: a.get(),
+                    other_a: other_a.get(),
+                    a_stride,
+                });
+            }
+        };
+        if threads == 1 {
+            merge(0);
+        } else {
+            (0..tokens).into_par_iter().step_by(share).for_each(merge);
         }
     }
 }

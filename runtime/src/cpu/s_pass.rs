@@ -1,15 +1,15 @@
 //! Pass S of one shard: packs X once, then walks the vocabulary chunk by chunk. Threads share the tokens of a chunk; where
-//! there are few tokens they share the chunks instead, each of which has rows of its own until they are merged.
+//! there are few tokens they share slices of the vocabulary instead, each of which has rows of its own until they are merged.
 
 use super::Cpu;
 use super::family::{Family, ProgramInputs, Softmax, bind, column};
 use super::pack;
 use super::rows::{Product, ShardRows, TargetRows};
+use crate::Result;
 use crate::buffer::{Buffer, SharedPointer};
 use crate::memory::Memory;
 use crate::passes::SPass;
 use crate::sums::restore;
-use crate::{Matrix, Result};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::ptr;
@@ -64,14 +64,21 @@ pub(super) fn slices(columns: usize, chunk: usize, panels: usize, panel_bytes: u
     if panels == 0 || panels > FEW_PANELS { 1 } else { enough.min(MOST_SLICES).min(room).max(1) }
 }
 
-/// Most bytes of packed chunks that threads which share tokens run through from one meeting to the next.
+/// Most packed chunks, and most bytes of them, that threads which share tokens run through from one meeting to the next.
+const MEETING_CHUNKS: usize = 8;
 const MEETING_BYTES: usize = 4 << 20;
 
 /// Chunks that are packed together. Threads wait for each other after packing and after use, and the fewer these meetings
 /// are, the less is lost when one is late.
 pub(super) fn chunks_together(threads: usize, packed_chunk: usize, chunks: usize) -> usize {
     let most = if threads == 1 { 1 } else { MEETING_BYTES / packed_chunk.max(1) };
-    most.min(chunks).max(1)
+    most.min(MEETING_CHUNKS).min(chunks).max(1)
+}
+
+/// Of how many slices rows exist at a time: one for each thread, and one that the finished ones are merged into. So memory
+/// does not grow with the number of slices, and with it the vocabulary.
+pub(super) fn slices_at_once(threads: usize, slices: usize) -> usize {
+    slices.min(threads + 1)
 }
 
 /// Near-equal parts of a range.
@@ -231,50 +238,46 @@ impl Walk<'_> {
         self.unpack(rows);
     }
 
-    /// Slices of the vocabulary, each with rows of its own, which are merged in their order.
+    /// Slices of the vocabulary, each with rows of its own. They are merged in their order, as many at a time as there are
+    /// threads: so the result does not depend on the number of threads, and memory not on the number of slices.
     fn by_vocabulary(&self, slices: usize, rows: &mut ShardRows) {
-        let (panels, largest) = (self.panels(), self.panels().min(self.blocking.panels));
-        let scratch = self.scratch(rayon::current_num_threads(), largest, self.packed_chunk());
-        let parts: Vec<ShardRows> = (0..slices)
-            .into_par_iter()
-            .map(|slice| {
-                let mut own = rows.clone();
-                let mut lost = self.lost();
-                let (mut state, a) = self.room(&mut own, &mut lost);
-                let place = Place { state: SharedPointer(state.as_mut_ptr()), a };
-                let mut scratch = lock(&scratch);
-                let Scratch { kernel, w } = &mut *scratch;
-                for chunk in part(self.chunks(), slices, slice) {
-                    // SAFETY: rows, packed W and scratch belong to this task, the saved values of a chunk to its slice.
-                    unsafe {
-                        self.pack(chunk, 0..self.family.chunk, w.as_mut().as_mut_ptr());
-                        let (w, scratch) = (w.as_ref().as_ptr(), kernel.as_mut().as_mut_ptr());
-                        self.run(chunk, 0..panels, w, place, scratch);
-                    }
+        let threads = rayon::current_num_threads();
+        let scratch = self.scratch(threads, self.panels().min(self.blocking.panels), self.packed_chunk());
+        let mut merged: Option<ShardRows> = None;
+        for first in (0..slices).step_by(threads) {
+            let now = first..slices.min(first + threads);
+            let slice = |slice| self.slice(part(self.chunks(), slices, slice), rows.clone(), &scratch);
+            let mut parts: Vec<ShardRows> = now.into_par_iter().with_max_len(1).map(slice).collect();
+            parts.par_iter_mut().for_each(|rows| self.unpack(rows));
+            for part in parts {
+                match &mut merged {
+                    Some(merged) => merged.merge_on_threads(self.family, &part),
+                    None => merged = Some(part),
                 }
-                self.restore(&mut own, &lost);
-                own
-            })
-            .collect();
-        if let Some(merged) = self.merged(parts) {
+            }
+        }
+        if let Some(merged) = merged {
             *rows = merged;
         }
     }
 
-    /// Rows of slices merged pair by pair, so that the order is a matter of their number alone.
-    fn merged(&self, mut parts: Vec<ShardRows>) -> Option<ShardRows> {
-        parts.par_iter_mut().for_each(|rows| self.unpack(rows));
-        while parts.len() > 1 {
-            let odd = (parts.len() % 2 == 1).then(|| parts.pop()).flatten();
-            let pairs = parts.par_chunks_mut(2).map(|pair| {
-                let mut first = std::mem::replace(&mut pair[0], ShardRows::identity(self.family, 0));
-                first.merge(self.family, &pair[1], 0);
-                first
-            });
-            parts = pairs.collect();
-            parts.extend(odd);
+    /// Runs some chunks for all panels into rows of their own.
+    fn slice(&self, chunks: Range<usize>, mut own: ShardRows, scratch: &[Mutex<Scratch>]) -> ShardRows {
+        let mut lost = self.lost();
+        let (mut state, a) = self.room(&mut own, &mut lost);
+        let place = Place { state: SharedPointer(state.as_mut_ptr()), a };
+        let mut scratch = lock(scratch);
+        let Scratch { kernel, w } = &mut *scratch;
+        for chunk in chunks {
+            // SAFETY: rows, packed W and scratch belong to this task, the saved values of a chunk to its slice.
+            unsafe {
+                self.pack(chunk, 0..self.family.chunk, w.as_mut().as_mut_ptr());
+                let (w, scratch) = (w.as_ref().as_ptr(), kernel.as_mut().as_mut_ptr());
+                self.run(chunk, 0..self.panels(), w, place, scratch);
+            }
         }
-        parts.pop()
+        self.restore(&mut own, &lost);
+        own
     }
 
     /// Room for what each sum of the statistics loses.
@@ -333,17 +336,6 @@ pub(super) fn lock<T>(scratch: &[Mutex<T>]) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Cpu {
-    /// Packs the tokens with one of the packing kernels.
-    pub(super) fn pack_tokens(
-        &self,
-        family: &Family,
-        kernel: unsafe fn(&abi::PackTokens),
-        x: Matrix<'_>,
-        rows: &[u32],
-    ) -> Buffer<u8> {
-        pack::tokens(self.memory(), &family.geometry, kernel, x, rows)
-    }
-
     /// Logits, statistics and (unless `stages` leaves it out) A of one shard, into `rows`; saves if `saved` is given.
     ///
     /// With [`Stages::AccumulateSaved`] the references in `rows` are the final ones and stay as they are.
@@ -394,7 +386,7 @@ impl Cpu {
         self.install(|| {
             let x = match stages {
                 Stages::AccumulateSaved => Buffer::zeroed(0),
-                _ => self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows),
+                _ => pack::tokens(self.memory(), &family.geometry, family.pack_tokens, pass.x, pass.rows),
             };
             let walk = Walk {
                 family,
@@ -470,7 +462,7 @@ mod tests {
         assert_eq!((slices(32768, 512, 1, kib), slices(32768, 2048, 1, kib)), (32, 8));
         assert_eq!(
             (chunks_together(1, kib, 9), chunks_together(2, 2048 * kib, 9), chunks_together(8, kib, 9)),
-            (1, 2, 9)
+            (1, 2, 8)
         );
         assert_eq!((chunks_together(2, 8192 * kib, 9), chunks_together(2, kib, 0)), (1, 1));
         let parts: Vec<_> = (0..4).map(|i| part(10, 4, i)).collect();

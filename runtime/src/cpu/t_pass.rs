@@ -2,6 +2,7 @@
 
 use super::Cpu;
 use super::family::{Family, ProgramInputs, bind, column};
+use super::pack;
 use super::s_pass::{Saved, lock};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::filter::Filter;
@@ -67,7 +68,8 @@ pub(crate) fn working_set(cpu: &Cpu, family: &Family, tokens: usize, hidden: usi
 }
 
 impl Cpu {
-    /// dW += Qᵀ X and dbias += column sums of Q, for one shard. dW is rounded once if it is narrower than f32.
+    /// dW += Qᵀ X and dbias += column sums of Q, for one shard. dW is rounded once if it is narrower than f32. See
+    /// [`abi::WeightGrad`] for the error of sums over many tokens.
     pub(crate) fn add_gradients(&self, family: &Family, pass: &TPass<'_>, sums: Sums<'_>) -> Result<()> {
         let Sums { dw, dbias } = sums;
         // Both kernels run the same programs, so they bind the same names.
@@ -111,9 +113,12 @@ impl Cpu {
         let rows = blocking.grad_rows;
         let recompute = pass.saved.is_none();
 
-        let x_grad = self.pack_tokens(family, family.pack_tokens_grad, pass.x, pass.rows);
-        let x =
-            if recompute { self.pack_tokens(family, family.pack_tokens, pass.x, pass.rows) } else { Buffer::zeroed(0) };
+        let x_grad = pack::tokens_grad(self.memory(), geometry, family.pack_tokens_grad, pass.x, pass.rows);
+        let x = if recompute {
+            pack::tokens(self.memory(), geometry, family.pack_tokens, pass.x, pass.rows)
+        } else {
+            Buffer::zeroed(0)
+        };
         let packed = if recompute { rows * width * geometry.packed } else { 0 };
         // Kernels round sums that are whole at once; those of more panels are gathered in f32 first.
         let direct = dw.dtype() == Dtype::F32 || panels <= blocking.grad_panels;

@@ -12,9 +12,9 @@ use vocabfuse_kernels::abi::{self, Entry};
 
 /// Ids that a task gathers.
 const IDS: usize = 64;
-/// Columns that a task adds: enough to read rows in whole lines, and few enough for tasks on all threads. A task has all
-/// additions to its columns, so that an id that repeats without end delays nobody.
-const COLUMNS: usize = 256;
+/// Columns that a task adds: few enough for tasks on all threads. A task has all additions to its columns, so that an id that
+/// repeats without end delays nobody.
+const COLUMNS: usize = abi::SCATTER_COLUMNS;
 
 /// The kernels for rows of one dtype.
 pub struct RowKernels {

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::family::Family;
-use super::s_pass::{chunks_together, slices};
+use super::s_pass::{chunks_together, slices, slices_at_once};
 use super::t_pass;
 use crate::passes::{Demand, Extent};
 
@@ -82,7 +82,8 @@ impl Sizes<'_> {
         let unpacked = if family.unpack_accumulator.is_some() { geometry.panel * width * 4 } else { 0 };
         let scratch = ((geometry.softmax_scratch)(family.chunk, largest) + unpacked) * threads;
         let lost = self.family.logits_softmax.kernel.bindings.sums.len() * self.padded(tokens) * 4;
-        x + packed + scratch + (self.state(tokens) + self.product(tokens) + lost) * slices + self.state(tokens)
+        let rows = (self.state(tokens) + self.product(tokens) + lost) * slices_at_once(threads, slices);
+        x + packed + scratch + rows + self.state(tokens)
     }
 
     /// Rows after pass S: state, A, A₂, and the rows of W of targets.

@@ -134,7 +134,7 @@ impl<D: Device> InputLayer<D> {
     }
 
     /// Adds the gradient `dx` `[N, H]` (f32, bf16 or f16) of X to the rows `dw` `[V_d, H]` of this rank, row-major: no
-    /// communication. Rows of one id add up in f32 in the order of N, whatever the number of threads and ranks is.
+    /// communication. Rows of one id add up in f64 in the order of N and are rounded once, whatever the number of threads and ranks is.
     ///
     /// # Errors
     /// [`Error::Shape`] naming the tensor; [`Error::Kernel`] if the registry lacks the kernel.

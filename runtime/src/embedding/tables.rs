@@ -29,8 +29,8 @@ pub trait Tables: Clone + Debug + Send + Sync + 'static {
     /// Hands out some of the rows in order, as bytes on the host.
     fn each_row(gathered: &Self::Gathered, range: Range<usize>, take: impl FnMut(&[u8])) -> Result<()>;
 
-    /// Adds rows into a table of f32, `[rows, H]` without gaps, where H is the width of `rows`: sums in f32, each in the
-    /// order of the additions.
+    /// Adds rows into a table of f32, `[rows, H]` without gaps, where H is the width of `rows`. What is added to an
+    /// element is summed in f64, from what is there, in the order of the additions, and rounded once.
     fn scatter_add(
         &self,
         kernels: &Self::RowKernels,

@@ -29,14 +29,14 @@ impl Selection {
     }
 
     /// The upstream gradient `[N, k]` at the ids: for each slot the sum over all slots of the token with the same id, and for
-    /// each token the sum over all its ids, whoever owns them.
+    /// each token the sum over all its ids, whoever owns them. Sums are f64 and rounded once: k may be the whole vocabulary.
     pub(crate) fn weights(&self, ids: Option<Ids<'_>>, rows: &[u32], upstream: &[f32]) -> (Buffer<f32>, Vec<f32>) {
         let mut weights = Buffer::zeroed(self.slots * self.stride);
-        let mut sums = vec![0.0; self.stride];
+        let mut sums = vec![0.0f64; self.stride];
         for (token, slot, _) in entries(ids, rows) {
             let weight = upstream[rows[token] as usize * self.slots + slot];
             weights.as_mut()[slot * self.stride + token] = weight;
-            sums[token] += weight;
+            sums[token] += f64::from(weight);
         }
         for token in 0..rows.len() {
             let id = |slot: usize| self.ids.as_ref()[slot * self.stride + token];
@@ -44,11 +44,11 @@ impl Selection {
             owned.sort_by_key(|slot| id(*slot));
             for alike in owned.chunk_by(|a, b| id(*a) == id(*b)).filter(|alike| alike.len() > 1) {
                 let weights = weights.as_mut();
-                let sum = alike.iter().map(|slot| weights[slot * self.stride + token]).sum();
-                alike.iter().for_each(|slot| weights[slot * self.stride + token] = sum);
+                let sum: f64 = alike.iter().map(|slot| f64::from(weights[slot * self.stride + token])).sum();
+                alike.iter().for_each(|slot| weights[slot * self.stride + token] = sum as f32);
             }
         }
-        (weights, sums)
+        (weights, sums.into_iter().map(|sum| sum as f32).collect())
     }
 }
 
@@ -74,5 +74,15 @@ mod tests {
         let (weights, sums) = selection.weights(Some(ids), &[0, 1], &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]);
         assert_eq!(weights.as_ref(), [5.0, 0.0, 0.0, 0.0, 2.0, 16.0, 0.0, 0.0, 5.0, 32.0, 0.0, 0.0]);
         assert_eq!(sums, [7.0, 48.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn weights_of_many_ids_are_rounded_once() {
+        const IDS: usize = 1 << 16;
+        let ids = Ids { ids: &[3; IDS], per_token: IDS, ignore_index: None };
+        let selection = Selection::new(Some(ids), &[0], 0..4, 1);
+        let (weights, sums) = selection.weights(Some(ids), &[0], &[0.1; IDS]);
+        let sum = (f64::from(0.1f32) * IDS as f64) as f32;
+        assert!(sums == [sum] && weights.as_ref().iter().all(|weight| *weight == sum), "{sums:?}");
     }
 }

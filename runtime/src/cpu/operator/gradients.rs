@@ -306,7 +306,7 @@ impl<'a> Pass<'a> {
         });
     }
 
-    // Given logits have no product whose kernel would do it.
+    // Given logits have no product whose kernel would do it. Panels add up in f64, so that the error is that of one panel.
     fn sum_columns(&self, target: &Target, chunk: Chunk) {
         let panel = self.kernels.host.panel;
         let room = self.panels * stride(panel);
@@ -317,7 +317,7 @@ impl<'a> Pass<'a> {
         };
         dbias.par_iter_mut().enumerate().for_each(|(column, sum)| {
             let parts = q.chunks(stride(panel)).map(|tile| tile[column * panel..][..panel].iter().sum::<f32>());
-            *sum += parts.sum::<f32>() * target.sum_factor;
+            *sum += (parts.map(f64::from).sum::<f64>() * f64::from(target.sum_factor)) as f32;
         });
     }
 }
