@@ -354,7 +354,8 @@ DEVICE void store_sum(const float (&d)[4][8][4], TileOrigin origin, float* to, i
 // Elements from one row of E to the next.
 enum : int { CHUNK = 32768 };
 
-// A = A 2^(previous - reference) + E W 2^(e_reference - reference) for one chunk, row by row.
+// A = A 2^(previous - reference) + E W 2^(e_reference - reference) for one chunk, row by row. E W is multiplied by the
+// inverse of the scale that E has been multiplied by, if there is one.
 extern "C" __global__ void __launch_bounds__(THREADS) accumulate__bf16_c32768__sm80_m128n256k32s4(
     const Element* e,
     const Element* w,
@@ -367,7 +368,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) accumulate__bf16_c32768__s
     int first,
     const float* previous,
     const float* references,
-    const float* e_references)
+    const float* e_references,
+    const float* scale)
 {
     const TileOrigin origin = tile_origin(tokens, hidden);
     float d[4][8][4];
@@ -378,6 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) accumulate__bf16_c32768__s
     }
     const auto factor = [=](const float* from, int row) { return from == nullptr ? 1.0f : power_of_two(from[row] - references[row]); };
     const auto keep = [=](int row) { return first != 0 ? 0.0f : factor(previous, row); };
-    const auto add = [=](int row) { return factor(e_references, row); };
+    const float unscaled = scale == nullptr ? 1.0f : scale[1];
+    const auto add = [=](int row) { return factor(e_references, row) * unscaled; };
     store_sum(d, origin, a, a_stride, tokens, hidden, keep, add);
 }
