@@ -7,6 +7,11 @@ use std::arch::asm;
 
 use vocabfuse_amx_emulator::{Backend, install};
 
+#[path = "../../../tests/common/skipped.rs"]
+mod skip;
+
+pub use skip::skipped;
+
 /// The memory operand of `ldtilecfg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
