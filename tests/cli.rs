@@ -445,3 +445,15 @@ fn help_has_examples() {
         assert!(ended.stdout.contains("Example") && ended.stdout.contains("--json"), "{}", ended.stdout);
     }
 }
+
+#[test]
+fn a_limit_hides_what_the_machine_has_beyond_a_target() {
+    let folder = Folder::new(&bytes(&tensors()));
+    let list = |limit| vocabfuse_with(folder.0.path(), &["list", "--json"], &[("VOCABFUSE_ISA_LIMIT", limit)]).json();
+    let available = list("scalar")["available"].clone();
+    assert!(available[0] == "scalar" && available[1] != "avx2", "{available}");
+    let run = |isa, limit| folder.run_with(&["--json"], &[("VOCABFUSE_ISA", isa), ("VOCABFUSE_ISA_LIMIT", limit)]);
+    assert!(run("", "scalar").json()["device"].as_str().unwrap().starts_with("cpu scalar"));
+    run("avx2", "scalar").refused(&["avx2", "VOCABFUSE_ISA_LIMIT"]);
+    run("", "mmx").refused(&["VOCABFUSE_ISA_LIMIT", "\"mmx\"", "scalar, avx2"]);
+}

@@ -1,7 +1,7 @@
 //! Shared by the integration tests: configurations, random data, and the tile product spelled out
 //! one scalar at a time.
 
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::arch::asm;
 
