@@ -57,6 +57,7 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
         let block = first..tokens.min(first + BLOCK);
         // One line a class, one value a token of the block: first logits, then their gradients.
         let mut lines = logits(problem, block.clone());
+        let slopes = cap(problem, &mut lines);
         let rows: Vec<Row> = block
             .clone()
             .into_par_iter()
@@ -68,8 +69,9 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
             out.argmax[i] = row.argmax;
         }
         lines.par_chunks_mut(block.len()).enumerate().for_each(|(class, line)| {
-            for (value, row) in line.iter_mut().zip(&rows) {
-                *value = logit_gradient(problem, row, class, *value);
+            for (i, (value, row)) in line.iter_mut().zip(&rows).enumerate() {
+                let slope = slopes.get(class * block.len() + i).copied().unwrap_or(1.0);
+                *value = slope * logit_gradient(problem, row, class, *value);
             }
         });
         accumulate_dx(problem, &lines, &block, &mut out.dx[block.start * hidden..block.end * hidden]);
@@ -89,11 +91,25 @@ fn logits(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64>
         let w = &problem.w[class * h..(class + 1) * h];
         for (y, i) in line.iter_mut().zip(block.clone()) {
             let product = dot(&problem.x[i * h..(i + 1) * h], w);
-            let z = problem.options.logit_scale * product + problem.bias.map_or(0.0, |b| b[class]);
-            *y = problem.options.softcap.map_or(z, |c| c * (z / c).tanh());
+            *y = problem.options.logit_scale * product + problem.bias.map_or(0.0, |b| b[class]);
         }
     });
     lines
+}
+
+/// Caps logits where a softcap is used, and gives the derivative of each by what it was before; nothing without a softcap.
+fn cap(problem: &Problem<'_, f64>, logits: &mut [f64]) -> Vec<f64> {
+    let Some(c) = problem.options.softcap else { return vec![] };
+    logits
+        .par_iter_mut()
+        .map(|y| {
+            let t = *y / c;
+            *y = c * t.tanh();
+            // 1 - tanh² has no digit left near the cap.
+            let q = (-2.0 * t.abs()).exp();
+            4.0 * q / ((1.0 + q) * (1.0 + q))
+        })
+        .collect()
 }
 
 fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, token: usize) -> Row {
@@ -136,7 +152,7 @@ fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>
     }
 }
 
-/// Derivative by scale · (x · w) + bias.
+/// Derivative by the logit.
 fn logit_gradient(problem: &Problem<'_, f64>, row: &Row, class: usize, logit: f64) -> f64 {
     let Some(target) = row.target else { return 0.0 };
     let (hard, share) = problem.smoothed(target, class);
@@ -144,8 +160,7 @@ fn logit_gradient(problem: &Problem<'_, f64>, row: &Row, class: usize, logit: f6
     let soft = row.shares + 2.0 * problem.options.z_loss * row.lse;
     // p - 1 at the target, as the sum of what is not p.
     let from_hard = if class == target { -row.others / row.total } else { p };
-    let by_logit = row.factor * (hard * from_hard + soft * p - share) + row.lse_factor * p;
-    by_logit * problem.options.softcap.map_or(1.0, |c| 1.0 - (logit / c) * (logit / c))
+    row.factor * (hard * from_hard + soft * p - share) + row.lse_factor * p
 }
 
 fn accumulate_dx(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, dx: &mut [f64]) {

@@ -84,6 +84,17 @@ impl Case {
 }
 
 #[test]
+fn the_slope_of_a_cap_has_its_digits_where_logits_reach_it() {
+    // ±20 capped at 1: the derivative of tanh is 4 e^-40 there, and 1 - tanh² is zero in f64.
+    let (x, w) = ([20.0], [1.0, -1.0]);
+    let options = Options { softcap: Some(1.0), ..Options::default() };
+    let problem = Problem { bias: Some(&[0.0; 2]), vocab: 2, ..Problem::new(&x, &w, &[0], 1, options) };
+    let dbias = cross_entropy(&problem).unwrap().dbias.unwrap();
+    let want = -4.0 * (-40.0f64).exp() / (1.0 + 2.0f64.exp());
+    assert!((dbias[0] / want - 1.0).abs() < 1e-12 && (dbias[1] / want + 1.0).abs() < 1e-12, "{dbias:?} for {want}");
+}
+
+#[test]
 fn gradients_are_the_derivatives_of_the_loss() {
     let normalizer = Some(7.5);
     for options in [

@@ -83,8 +83,7 @@ fn the_budget_is_kept_and_not_far_from_what_is_used() {
         (1000, 40, 3000, whole(3000)),
         (2000, 256, 1200, vec![0, 600, 1200]),
     ];
-    let cpus: Vec<Cpu> = devices(2);
-    for cpu in &cpus {
+    for cpu in &devices(2) {
         for (loss, policy) in policies {
             for (tokens, hidden, vocab, bounds) in &shapes {
                 for dtype in [Dtype::F32, Dtype::Bf16] {

@@ -179,6 +179,26 @@ fn a_masked_class_without_weight_costs_nothing() {
     }
 }
 
+/// One token of one feature, two classes with smoothed targets: weights that are equal cancel in the mean.
+#[test]
+fn equal_class_weights_of_any_size_give_the_same_mean() {
+    let loss = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+    for cpu in devices(2).into_iter().chain(amx(2)) {
+        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            for (bounds, weight) in [(vec![0, 2], 65536.0), (vec![0, 2], 1e-7), (vec![0, 1, 2], 1e30)] {
+                let case = Case { dtype, loss, bounds, ..Case::new(1, 1, 2) };
+                let class_weights = Some(vec![weight; 2]);
+                let (x, w, targets) = (vec![1.0], vec![1.0, 3.0], vec![0]);
+                let tensors = Tensors { x, w, targets, class_weights, ..Tensors::random(&case) };
+                let dx = run(&cpu, &case, &tensors).unwrap().out.dx;
+                // Targets of bf16 round numerators of the softmax to it.
+                let rounding = if dtype == Dtype::Bf16 { 6e-3 } else { 1e-6 };
+                assert!((dx[0] - 1.661_594_2).abs() < rounding, "{} {dtype} {weight:e}: {dx:?}", cpu.name());
+            }
+        }
+    }
+}
+
 // Unequal microbatches: the divisor is that of the whole step, so their gradients add up to its gradient.
 #[test]
 fn accumulated_microbatches_share_a_normalizer() {

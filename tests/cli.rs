@@ -117,7 +117,6 @@ fn vocabfuse_with(folder: &Path, arguments: &[&str], environment: &[(&str, &str)
     let output = cargo_bin_cmd!("vocabfuse")
         .current_dir(folder)
         .args(arguments)
-        .env_remove("VOCABFUSE_ISA")
         .env_remove("RUST_LOG")
         .env("VOCABFUSE_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/kernels"))
         .envs(environment.iter().copied())
@@ -452,4 +451,16 @@ fn help_has_examples() {
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
         assert!(ended.stdout.contains("Example") && ended.stdout.contains("--json"), "{}", ended.stdout);
     }
+}
+
+#[test]
+fn a_limit_hides_what_the_machine_has_beyond_a_target() {
+    let folder = Folder::new(&bytes(&tensors()));
+    let list = |limit| vocabfuse_with(folder.0.path(), &["list", "--json"], &[("VOCABFUSE_ISA_LIMIT", limit)]).json();
+    let available = list("scalar")["available"].clone();
+    assert!(available[0] == "scalar" && available[1] != "avx2", "{available}");
+    let run = |isa, limit| folder.run_with(&["--json"], &[("VOCABFUSE_ISA", isa), ("VOCABFUSE_ISA_LIMIT", limit)]);
+    assert!(run("", "scalar").json()["device"].as_str().unwrap().starts_with("cpu scalar"));
+    run("avx2", "scalar").refused(&["avx2", "VOCABFUSE_ISA_LIMIT"]);
+    run("", "mmx").refused(&["VOCABFUSE_ISA_LIMIT", "\"mmx\"", "scalar, avx2"]);
 }

@@ -406,6 +406,65 @@ fn the_filter_keeps_to_its_bound_with_every_option() {
     }
 }
 
+/// One token of one feature, two classes with smoothed targets: weights that are equal cancel in the mean.
+#[test]
+fn equal_class_weights_of_any_size_give_the_same_mean() {
+    let (ptx, gpu) = device();
+    let loss = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+    for bounds in [vec![0, 2], vec![0, 1, 2]] {
+        for weight in [1.0, 65536.0, 1e-7, 1e30, 1e-30] {
+            let case = Case { dtype: Dtype::F16, loss, bounds: bounds.clone(), ..Case::new(1, 1, 2) };
+            let tensors = Tensors {
+                x: vec![1.0],
+                w: vec![1.0, 3.0],
+                targets: vec![0],
+                class_weights: Some(vec![weight; 2]),
+                ..Tensors::random(&case)
+            };
+            let dx = clean(&ptx, &gpu, &Case { policy: policy(Algorithm::Two, Save::No), ..case }, &tensors).out.dx;
+            // The numerators of the softmax are rounded to f16.
+            assert!((dx[0] - 1.661_594_2).abs() < 1.5e-3, "{weight:e}: {dx:?}");
+        }
+    }
+}
+
+/// Powers of two on weights or upstream gradients, far outside of what f16 holds, come out as factors of the gradients, bit
+/// for bit.
+#[test]
+fn a_common_factor_of_weights_or_upstream_gradients_changes_no_digit_of_f16() {
+    let (ptx, gpu) = device();
+    for (softcap, bounds) in [(None, vec![0, 263, 700]), (Some(2.0), vec![0, 700])] {
+        let case = Case {
+            dtype: Dtype::F16,
+            loss: CrossEntropy { label_smoothing: 0.1, softcap, ..per_token() },
+            bounds,
+            bias: true,
+            upstream: true,
+            extras: [false, true, true],
+            policy: policy(Algorithm::Two, Save::Auto),
+            ..Case::new(30, 24, 700)
+        };
+        let tensors = Tensors::random(&case);
+        let plain = clean(&ptx, &gpu, &case, &tensors);
+        check(&case, &tensors, &plain).unwrap();
+        let plain = plain.out;
+        for factor in [2.0f32.powi(-100), 2.0f32.powi(-24), 2.0f32.powi(20), 2.0f32.powi(100)] {
+            let times = |values: &Option<Vec<f32>>| values.as_ref().map(|v| v.iter().map(|v| v * factor).collect());
+            for scaled in [
+                Tensors { class_weights: times(&tensors.class_weights), ..tensors.clone() },
+                Tensors { token_weights: times(&tensors.token_weights), ..tensors.clone() },
+                Tensors { upstream: times(&tensors.upstream), ..tensors.clone() },
+            ] {
+                let out = clean(&ptx, &gpu, &case, &scaled).out;
+                let all = |values: &[f32]| values.iter().map(|v| v * factor).collect::<Vec<_>>();
+                assert!(same(&out.dx, &all(&plain.dx)), "dx {factor:e} {softcap:?}");
+                assert!(same(&out.dw, &all(&plain.dw)), "dw {factor:e} {softcap:?}");
+                assert!(same(&out.dbias.unwrap(), &all(plain.dbias.as_ref().unwrap())), "dbias {factor:e}");
+            }
+        }
+    }
+}
+
 /// Every form of cross-entropy on uneven ranks, one of them empty, all options at once.
 #[test]
 fn options_agree_with_the_reference() {

@@ -95,7 +95,8 @@ fn options_of_the_loss_are_those_of_the_layer() {
     for (save, softcap) in [(Save::Yes, None), (Save::Auto, Some(2.0))] {
         let base = case(Dtype::Bf16, save, Reduction::Mean);
         let loss = CrossEntropy { softcap, label_smoothing: 0.1, z_loss: 0.01, ..base.loss };
-        replays(&Case { loss, ..base }, bf16::from_f32);
+        replays(&Case { loss, ..base.clone() }, bf16::from_f32);
+        replays(&Case { loss, dtype: Dtype::F16, ..base }, f16::from_f32);
     }
 }
 

@@ -5,9 +5,10 @@ use crate::emit::{
     emit_operator, emit_prelude,
 };
 use crate::error::Error;
+use crate::logits::LogitsForm;
 use crate::loss::{CrossEntropyForm, Loss, cross_entropy};
 use crate::manifest::{Entry, Manifest};
-use crate::operator::{self, LogitsForm, Operator};
+use crate::operator::{self, Operator};
 use crate::place::Place;
 use crate::spec::{CHUNKS, Dtype, KernelKind, KernelSpec, Precision, Target, check_chunk, default_chunks};
 use std::collections::BTreeMap;

@@ -23,7 +23,7 @@
 //! | `peaks` | f32 `[T of all chunks][stride]` | largest logit of each row and tile, log2 units; only for filtering |
 //! | `column_partials` | f32 `[tiles of 128 tokens][C]` | column sums of Q; only if somebody wants a column gradient |
 //! | `outputs` | f32 `[outputs of finish][stride]` | loss, lse, a_factor, target_factor, ... in the order of the bindings |
-//! | `scale` | f32 `[2]` | what Q is multiplied by, and its inverse; f16 only |
+//! | `scale` | f32 `[2]` | what Q or the second operand is multiplied by, and its inverse; f16 only |
 //! | `skip` | bytes `[T of all chunks][tiles of 128 tokens]` | tiles that pass T leaves out; only for filtering |
 //!
 //! Tokens are rows of X in order. If some are ignored, X is first gathered with `gather_rows` (`ids` = rows that count),
@@ -41,7 +41,12 @@
 //!    column inputs are those of the whole shard, or null.
 //! 2. `reduce_statistics`: brings the tiles together, repairs E where a tile has a reference of its own, and writes
 //!    `previous` and `saved_references` (each may be null). `first` = 1 for the first chunk: nothing is read from `state`.
-//! 3. `accumulate`, for algorithm two only: `first` as above, `previous`, `references` = `state`, `e_references` = null.
+//! 3. `accumulate`, for algorithm two only: `first` as above, `previous`, `references` = `state`, `e_references` and `scale`
+//!    null.
+//!
+//! A₂ is the same without a reference: `logits_operand` and `accumulate` with all references null. f16 cannot hold class
+//! weights of any size, so there `gradient_scale` makes a `scale` of them first (`bound` = the weights of the shard's
+//! classes, `upstream` null), which both kernels get.
 //!
 //! A shard without classes has reference -2^127 and statistics 0 (the identity), which the host copies to `state`.
 //!
@@ -94,10 +99,10 @@
 //! Rows are merged and finished on the host.
 //!
 //! Gradients: `row_gradient` writes Q, with the upstream gradient at selected ids from `weights`, `[slots][token_stride]`, and
-//! for f16 the largest |Q| of each row to `peaks`, of which `gradient_scale` makes `scale` (`bound` times `upstream` = `peaks`).
+//! for f16 the largest |Q| of each row to `peaks`, of which `gradient_scale` makes `scale` (`bound` = `peaks`, `upstream` null).
+//! Where logits are capped, `row_logits` has also written `slopes`, which `row_gradient` multiplies by; else they are null.
 //! `reduce_columns` adds up the columns of Q, each row being a tile. `round_rows` makes Q times `scale[0]` an operand of
-//! `accumulate`, with `e_references` = `exponents` and `references` = zeros, and of `weight_grad`, with `scale`; all these are
-//! null for the other dtypes.
+//! `accumulate` and of `weight_grad`, which undo the scale; it is null for the other dtypes.
 //!
 //! # Input layer
 //!

@@ -9,6 +9,7 @@ pub mod compile;
 pub mod cuda;
 pub mod emit;
 pub mod error;
+pub mod logits;
 pub mod loss;
 pub mod lower;
 pub mod manifest;
@@ -21,8 +22,9 @@ pub mod spec;
 
 pub use builder::Builder;
 pub use error::{Error, SpecError};
+pub use logits::LogitsForm;
 pub use loss::{CrossEntropyForm, Loss, cross_entropy};
-pub use operator::{LogitsForm, Operator};
+pub use operator::Operator;
 pub use place::Place;
 pub use program::Program;
 pub use spec::{Dtype, KernelKind, KernelSpec, Precision, Target};

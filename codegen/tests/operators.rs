@@ -62,7 +62,7 @@ fn tile(first: usize, p: &[f64], q: &[f64], references: [f64; 2], ids: &[i64]) -
         top: 3,
         seed: 7,
         token: vec![5],
-        uniform: BTreeMap::from([("logit_scale".to_owned(), 1.0), ("inverse_softcap".to_owned(), 0.0)]),
+        uniform: BTreeMap::from([("logit_scale".to_owned(), 1.0)]),
         ..Tile::default()
     }
 }

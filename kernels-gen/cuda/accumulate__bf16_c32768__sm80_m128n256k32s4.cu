@@ -363,7 +363,8 @@ DEVICE void store_sum(const float (&d)[4][8][4], TileOrigin origin, float* to, i
 // Elements from one row of E to the next.
 enum : int { CHUNK = 32768 };
 
-// A relative to `references`, from A relative to `previous` and E of one chunk relative to `e_references`, row by row.
+// A relative to `references`, from A relative to `previous` and E of one chunk relative to `e_references`, row by row. E W is multiplied by the
+// inverse of the scale that E has been multiplied by, if there is one.
 extern "C" __global__ void __launch_bounds__(THREADS) accumulate__bf16_c32768__sm80_m128n256k32s4(
     const Element* e,
     const Element* w,
@@ -376,7 +377,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) accumulate__bf16_c32768__s
     int first,
     const float* previous,
     const float* references,
-    const float* e_references)
+    const float* e_references,
+    const float* scale)
 {
     const TileOrigin origin = tile_origin(tokens, hidden);
     float d[4][8][4];
@@ -387,6 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) accumulate__bf16_c32768__s
     }
     const auto factor = [=](const float* from, int row) { return from == nullptr ? 1.0f : rebase(from[row], references[row]); };
     const auto keep = [=](int row) { return first != 0 ? 0.0f : factor(previous, row); };
-    const auto add = [=](int row) { return factor(e_references, row); };
+    const float unscaled = scale == nullptr ? 1.0f : scale[1];
+    const auto add = [=](int row) { return factor(e_references, row) * unscaled; };
     store_sum(d, origin, a, a_stride, tokens, hidden, keep, add);
 }

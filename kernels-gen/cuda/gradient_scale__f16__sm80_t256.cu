@@ -82,24 +82,26 @@ DEVICE uint4 repack(const Floats& a) {
     return make_uint4(pack(a.at[0], a.at[1]), pack(a.at[2], a.at[3]), pack(a.at[4], a.at[5]), pack(a.at[6], a.at[7]));
 }
 
-// A power of two that brings Q into the range of f16, and its inverse: |Q| of a row is at most its bound times its upstream
-// gradient.
+// A power of two that brings what a kernel stores into the range of f16, and its inverse: the size of a value is at most its
+// bound times its upstream gradient, which is 1 where `row_upstream` is null.
 extern "C" __global__ void __launch_bounds__(256) gradient_scale__f16__sm80_t256(
     const float* row_upstream,
     const float* row_bound,
-    int tokens,
+    int count,
     float* scale)
 {
     __shared__ float largest[256];
     float peak = 0.0f;
-    for (int token = threadIdx.x; token < tokens; token += 256) peak = fmaxf(peak, fabsf(row_upstream[token] * row_bound[token]));
+    for (int i = threadIdx.x; i < count; i += 256) {
+        peak = fmaxf(peak, fabsf(row_upstream == nullptr ? row_bound[i] : row_upstream[i] * row_bound[i]));
+    }
     largest[threadIdx.x] = peak;
     __syncthreads();
     if (threadIdx.x != 0) return;
     for (int i = 1; i < 256; i++) peak = fmaxf(peak, largest[i]);
-    // 2^12 leaves room below the largest f16 for values that exceed the bound a little.
+    // 2^12 leaves room below the largest f16 for values that exceed the bound a little. Both powers are normal numbers.
     const int exponent = (__float_as_int(peak) >> 23 & 255) - 126;
-    const float n = peak > 0.0f && peak < infinity() ? (float)max(-100, min(100, 12 - exponent)) : 0.0f;
+    const float n = peak > 0.0f && peak < infinity() ? (float)max(-126, min(126, 12 - exponent)) : 0.0f;
     scale[0] = power_of_two(n);
     scale[1] = power_of_two(-n);
 }

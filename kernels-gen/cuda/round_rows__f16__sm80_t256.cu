@@ -82,15 +82,13 @@ DEVICE uint4 repack(const Floats& a) {
     return make_uint4(pack(a.at[0], a.at[1]), pack(a.at[2], a.at[3]), pack(a.at[4], a.at[5]), pack(a.at[6], a.at[7]));
 }
 
-// Q of one chunk times `scale` (if it is not null) in the dtype of the products, a row a block, zeros up to whole pieces;
-// and the reference that the products are relative to for that, unless `exponents` is null.
+// Q of one chunk times `scale` (if it is not null) in the dtype of the products, a row a block, zeros up to whole pieces.
 extern "C" __global__ void __launch_bounds__(256) round_rows__f16__sm80_t256(
     const float* q,
     i64 stride,
     int columns,
     const float* scale,
-    Element* rounded,
-    float* exponents)
+    Element* rounded)
 {
     const i64 token = blockIdx.x;
     const float* from = q + token * stride;
@@ -105,6 +103,4 @@ extern "C" __global__ void __launch_bounds__(256) round_rows__f16__sm80_t256(
         }
         to[piece] = repack(values);
     }
-    // The inverse of the scale is a power of two.
-    if (exponents != nullptr && threadIdx.x == 0) exponents[token] = (float)((__float_as_int(scale[1]) >> 23) - 127) * LN_2;
 }

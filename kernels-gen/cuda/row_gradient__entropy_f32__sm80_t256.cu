@@ -99,7 +99,8 @@ template <class Join> DEVICE float over_block(float a, Join join) {
     return values[0];
 }
 
-// Q of one chunk in f32, a row a block, and the largest |Q| of each row unless `peaks` is null.
+// Q of one chunk in f32, times the slopes of the cap unless `slopes` is null, a row a block; and the largest |Q| of each
+// row unless `peaks` is null.
 extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__entropy_f32__sm80_t256(
     const float* logits,
     i64 stride,
@@ -109,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__entropy_f32_
     const int* ids,
     i64 token_stride,
     const float* weights,
+    const float* slopes,
     float* q,
     float* peaks,
-    float uniform_inverse_softcap,
     float uniform_logit_scale,
     const float* row_reference,
     const float* row_inverse_total,
@@ -121,8 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__entropy_f32_
     const i64 token = blockIdx.x;
     const float* row = logits + token * stride;
     float* out = q + token * stride;
-    const float g14 = uniform_inverse_softcap;
-    const float g19 = uniform_logit_scale;
+    const float g16 = uniform_logit_scale;
     const float g0 = row_reference[token];
     const float g6 = row_inverse_total[token];
     const float g8 = row_center[token];
@@ -140,15 +140,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__entropy_f32_
         const float g10 = g7 * g9;
         const float g12 = g10 * g11;
         const float g13 = -(g12);
-        const float g15 = g1 * g14;
-        const float g17 = g15 * g15;
-        const float g18 = 1.0f - g17;
-        const float g20 = g18 * g19;
-        const bool g22 = g1 == -infinity();
-        const float g23 = g13 * g20;
-        const float g25 = g22 ? 0.0f : g23;
-        out[local] = g25;
-        peak = fmaxf(peak, fabsf(g25));
+        const bool g15 = g1 == -infinity();
+        const float g17 = g13 * g16;
+        const float g19 = g15 ? 0.0f : g17;
+        const float slope = slopes == nullptr ? 1.0f : slopes[token * stride + local];
+        out[local] = g19 * slope;
+        peak = fmaxf(peak, fabsf(out[local]));
         (void)column, (void)logit, (void)selected;
     };
     for (int local = threadIdx.x; local < columns; local += THREADS) put(local, 0.0f);

@@ -99,7 +99,8 @@ template <class Join> DEVICE float over_block(float a, Join join) {
     return values[0];
 }
 
-// Q of one chunk in f32, a row a block, and the largest |Q| of each row unless `peaks` is null.
+// Q of one chunk in f32, times the slopes of the cap unless `slopes` is null, a row a block; and the largest |Q| of each
+// row unless `peaks` is null.
 extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergence_0_f32__sm80_t256(
     const float* logits,
     const float* logits_1,
@@ -110,9 +111,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergenc
     const int* ids,
     i64 token_stride,
     const float* weights,
+    const float* slopes,
     float* q,
     float* peaks,
-    float uniform_inverse_softcap,
     float uniform_logit_scale,
     const float* row_reference,
     const float* row_reference_1,
@@ -124,8 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergenc
     const float* row = logits + token * stride;
     const float* row_1 = logits_1 + token * stride;
     float* out = q + token * stride;
-    const float g19 = uniform_inverse_softcap;
-    const float g24 = uniform_logit_scale;
+    const float g21 = uniform_logit_scale;
     const float g0 = row_reference[token];
     const float g6 = row_reference_1[token];
     const float g11 = row_p_factor[token];
@@ -148,15 +148,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergenc
         const float g15 = g13 - g14;
         const float g16 = g12 * g15;
         const float g18 = g16 * g17;
-        const float g20 = g1 * g19;
-        const float g22 = g20 * g20;
-        const float g23 = 1.0f - g22;
-        const float g25 = g23 * g24;
-        const bool g27 = g1 == -infinity();
-        const float g28 = g18 * g25;
-        const float g30 = g27 ? 0.0f : g28;
-        out[local] = g30;
-        peak = fmaxf(peak, fabsf(g30));
+        const bool g20 = g1 == -infinity();
+        const float g22 = g18 * g21;
+        const float g24 = g20 ? 0.0f : g22;
+        const float slope = slopes == nullptr ? 1.0f : slopes[token * stride + local];
+        out[local] = g24 * slope;
+        peak = fmaxf(peak, fabsf(out[local]));
         (void)column, (void)logit, (void)selected;
     };
     for (int local = threadIdx.x; local < columns; local += THREADS) put(local, 0.0f);

@@ -99,7 +99,8 @@ template <class Join> DEVICE float over_block(float a, Join join) {
     return values[0];
 }
 
-// Q of one chunk in f32, a row a block, and the largest |Q| of each row unless `peaks` is null.
+// Q of one chunk in f32, times the slopes of the cap unless `slopes` is null, a row a block; and the largest |Q| of each
+// row unless `peaks` is null.
 extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergence_1_f32__sm80_t256(
     const float* logits,
     const float* logits_1,
@@ -110,9 +111,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergenc
     const int* ids,
     i64 token_stride,
     const float* weights,
+    const float* slopes,
     float* q,
     float* peaks,
-    float uniform_inverse_softcap,
     float uniform_logit_scale,
     const float* row_reference,
     const float* row_reference_1,
@@ -124,8 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergenc
     const float* row = logits + token * stride;
     const float* row_1 = logits_1 + token * stride;
     float* out = q + token * stride;
-    const float g18 = uniform_inverse_softcap;
-    const float g23 = uniform_logit_scale;
+    const float g20 = uniform_logit_scale;
     const float g0 = row_reference[token];
     const float g6 = row_reference_1[token];
     const float g11 = row_q_inverse[token];
@@ -144,15 +144,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergenc
         const float g14 = g2 * g13;
         const float g15 = g12 - g14;
         const float g17 = g15 * g16;
-        const float g19 = g7 * g18;
-        const float g21 = g19 * g19;
-        const float g22 = 1.0f - g21;
-        const float g24 = g22 * g23;
-        const bool g26 = g7 == -infinity();
-        const float g27 = g17 * g24;
-        const float g29 = g26 ? 0.0f : g27;
-        out[local] = g29;
-        peak = fmaxf(peak, fabsf(g29));
+        const bool g19 = g7 == -infinity();
+        const float g21 = g17 * g20;
+        const float g23 = g19 ? 0.0f : g21;
+        const float slope = slopes == nullptr ? 1.0f : slopes[token * stride + local];
+        out[local] = g23 * slope;
+        peak = fmaxf(peak, fabsf(out[local]));
         (void)column, (void)logit, (void)selected;
     };
     for (int local = threadIdx.x; local < columns; local += THREADS) put(local, 0.0f);

@@ -99,7 +99,8 @@ template <class Join> DEVICE float over_block(float a, Join join) {
     return values[0];
 }
 
-// Q of one chunk in f32, a row a block, and the largest |Q| of each row unless `peaks` is null.
+// Q of one chunk in f32, times the slopes of the cap unless `slopes` is null, a row a block; and the largest |Q| of each
+// row unless `peaks` is null.
 extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_entropy_f32__sm80_t256(
     const float* logits,
     i64 stride,
@@ -109,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_ent
     const int* ids,
     i64 token_stride,
     const float* weights,
+    const float* slopes,
     float* q,
     float* peaks,
-    float uniform_inverse_softcap,
     float uniform_logit_scale,
     const float* row_reference,
     const float* row_inverse_total,
@@ -122,8 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_ent
     const i64 token = blockIdx.x;
     const float* row = logits + token * stride;
     float* out = q + token * stride;
-    const float g22 = uniform_inverse_softcap;
-    const float g27 = uniform_logit_scale;
+    const float g24 = uniform_logit_scale;
     const float g0 = row_reference[token];
     const float g6 = row_inverse_total[token];
     const float g8 = row_center[token];
@@ -148,15 +148,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_ent
         const float g19 = g7 * g18;
         const float g20 = g17 - g19;
         const float g21 = g20 + g13;
-        const float g23 = g1 * g22;
-        const float g25 = g23 * g23;
-        const float g26 = 1.0f - g25;
-        const float g28 = g26 * g27;
-        const bool g30 = g1 == -infinity();
-        const float g31 = g21 * g28;
-        const float g32 = g30 ? 0.0f : g31;
-        out[local] = g32;
-        peak = fmaxf(peak, fabsf(g32));
+        const bool g23 = g1 == -infinity();
+        const float g25 = g21 * g24;
+        const float g26 = g23 ? 0.0f : g25;
+        const float slope = slopes == nullptr ? 1.0f : slopes[token * stride + local];
+        out[local] = g26 * slope;
+        peak = fmaxf(peak, fabsf(out[local]));
         (void)column, (void)logit, (void)selected;
     };
     for (int local = threadIdx.x; local < columns; local += THREADS) put(local, 0.0f);

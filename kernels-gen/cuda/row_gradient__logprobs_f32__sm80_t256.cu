@@ -99,7 +99,8 @@ template <class Join> DEVICE float over_block(float a, Join join) {
     return values[0];
 }
 
-// Q of one chunk in f32, a row a block, and the largest |Q| of each row unless `peaks` is null.
+// Q of one chunk in f32, times the slopes of the cap unless `slopes` is null, a row a block; and the largest |Q| of each
+// row unless `peaks` is null.
 extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_f32__sm80_t256(
     const float* logits,
     i64 stride,
@@ -109,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_f32
     const int* ids,
     i64 token_stride,
     const float* weights,
+    const float* slopes,
     float* q,
     float* peaks,
-    float uniform_inverse_softcap,
     float uniform_logit_scale,
     const float* row_reference,
     const float* row_inverse_total,
@@ -120,8 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_f32
     const i64 token = blockIdx.x;
     const float* row = logits + token * stride;
     float* out = q + token * stride;
-    const float g15 = uniform_inverse_softcap;
-    const float g20 = uniform_logit_scale;
+    const float g17 = uniform_logit_scale;
     const float g0 = row_reference[token];
     const float g6 = row_inverse_total[token];
     const bool g9 = 0.0f < g6;
@@ -137,15 +137,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__logprobs_f32
         const float g11 = g9 ? g10 : 0.0f;
         const float g13 = g7 * g12;
         const float g14 = g11 - g13;
-        const float g16 = g1 * g15;
-        const float g18 = g16 * g16;
-        const float g19 = 1.0f - g18;
-        const float g21 = g19 * g20;
-        const bool g23 = g1 == -infinity();
-        const float g24 = g14 * g21;
-        const float g25 = g23 ? 0.0f : g24;
-        out[local] = g25;
-        peak = fmaxf(peak, fabsf(g25));
+        const bool g16 = g1 == -infinity();
+        const float g18 = g14 * g17;
+        const float g19 = g16 ? 0.0f : g18;
+        const float slope = slopes == nullptr ? 1.0f : slopes[token * stride + local];
+        out[local] = g19 * slope;
+        peak = fmaxf(peak, fabsf(out[local]));
         (void)column, (void)logit, (void)selected;
     };
     for (int local = threadIdx.x; local < columns; local += THREADS) put(local, 0.0f);

@@ -78,12 +78,13 @@ DEVICE uint4 repack(const Floats& a) {
     return make_uint4(__float_as_int(a.at[0]), __float_as_int(a.at[1]), __float_as_int(a.at[2]), __float_as_int(a.at[3]));
 }
 
-// Raw dot products to logits, in place, a row a block.
+// Raw dot products to logits, in place, a row a block; and the slopes of the cap unless `slopes` is null.
 extern "C" __global__ void __launch_bounds__(256) row_logits__softcap_f32__sm80_t256(
     float* logits,
     i64 stride,
     int first_column,
     int columns,
+    float* slopes,
     float uniform_logit_scale,
     float uniform_softcap,
     const float* column_bias)
@@ -92,15 +93,31 @@ extern "C" __global__ void __launch_bounds__(256) row_logits__softcap_f32__sm80_
     const float* staged_bias = column_bias + first_column;
     const float m1 = uniform_logit_scale;
     const float m4 = uniform_softcap;
+    const float s1 = uniform_logit_scale;
+    const float s4 = uniform_softcap;
     for (int local = threadIdx.x; local < columns; local += 256) {
         const float logit = row[local];
         const float m2 = staged_bias[local];
         const float m0 = logit;
         const float m3 = fmaf(m0, m1, m2);
         const float m5 = m3 * reciprocal(m4);
-        const float m6 = tanhf(m5);
-        const float m7 = m6 * m4;
-        row[local] = m7;
+        const float m11 = tanhf(m5);
+        const float m12 = m11 * m4;
+        row[local] = m12;
+        if (slopes == nullptr) continue;
+        const float s2 = staged_bias[local];
+        const float s0 = logit;
+        const float s3 = fmaf(s0, s1, s2);
+        const float s5 = s3 * reciprocal(s4);
+        const float s6 = -(s5);
+        const float s7 = maximum(s5, s6);
+        const float s9 = s7 * -2.0f;
+        const float s10 = expf(s9);
+        const float s14 = s10 * 4.0f;
+        const float s16 = s10 + 1.0f;
+        const float s17 = s16 * s16;
+        const float s18 = s14 * reciprocal(s17);
+        slopes[blockIdx.x * stride + local] = s18;
     }
     (void)first_column;
 }

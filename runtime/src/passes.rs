@@ -24,7 +24,9 @@ pub struct LayerInputs<'a> {
 }
 
 /// Names of the values per class that a layer gives.
-pub(crate) const COLUMNS: [&str; 2] = ["bias", "class_weight"];
+pub(crate) const COLUMNS: [&str; 2] = ["bias", CLASS_WEIGHT];
+/// The weights of classes.
+pub(crate) const CLASS_WEIGHT: &str = "class_weight";
 
 impl LayerInputs<'_> {
     /// A scalar of a row program by name.

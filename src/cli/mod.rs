@@ -18,7 +18,8 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "vocabfuse", version, disable_help_subcommand = true, arg_required_else_help = false)]
 #[command(after_help = "Exit codes: 0 success, 1 a failed check, 2 unusable input.\n\
-    RUST_LOG=info (or debug) shows more on stderr; VOCABFUSE_ISA=scalar|avx2|avx512|avx512bf16|amx forces an instruction set.\n\
+    RUST_LOG=info (or debug) shows more on stderr; VOCABFUSE_ISA=scalar|avx2|avx512|avx512bf16|amx forces an instruction set,\n\
+    VOCABFUSE_ISA_LIMIT hides what is beyond one.\n\
     Try: vocabfuse train --text README.md --steps 100")]
 struct Cli {
     #[command(subcommand)]

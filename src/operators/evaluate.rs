@@ -35,6 +35,8 @@ struct Materialised<'a, T> {
     dtype: Dtype,
     /// `[N, V]`, after all options.
     y: Vec<T>,
+    /// `[N, V]`: derivatives of capped logits by uncapped ones; empty without a softcap.
+    slopes: Vec<T>,
 }
 
 /// The softmax of a row; `None` if it has no distribution.
@@ -52,19 +54,21 @@ impl<'a, T: Real> Materialised<'a, T> {
             Raw::Logits(logits) => logits.to_vec(),
         };
         let scale = T::from_f64(of.logit_scale);
+        let mut slopes = vec![];
         for (i, y) in y.iter_mut().enumerate() {
             *y = *y * scale;
             if let Some(bias) = of.bias {
                 *y = *y + bias[i % vocab];
             }
             if let Some(cap) = of.softcap.map(T::from_f64) {
+                slopes.push(slope(*y / cap));
                 *y = (*y / cap).tanh() * cap;
             }
         }
         if matches!(of.raw, Raw::Linear { .. }) {
             T::round_all(&mut y, dtype);
         }
-        Materialised { of, vocab, dtype, y }
+        Materialised { of, vocab, dtype, y, slopes }
     }
 
     fn rows(&self) -> impl Iterator<Item = &[T]> {
@@ -73,14 +77,9 @@ impl<'a, T: Real> Materialised<'a, T> {
 
     /// Gradients of the operands from those of y.
     fn gradients(&self, mut by_y: Vec<T>) -> Gradients<T> {
-        let (scale, one) = (T::from_f64(self.of.logit_scale), T::from_f64(1.0));
-        for (d, y) in by_y.iter_mut().zip(&self.y) {
-            if masked(*y) {
-                *d = T::from_f64(0.0);
-            } else if let Some(cap) = self.of.softcap.map(T::from_f64) {
-                *d = *d * (one - *y / cap * (*y / cap));
-            }
-        }
+        let scale = T::from_f64(self.of.logit_scale);
+        by_y.iter_mut().zip(&self.slopes).for_each(|(d, slope)| *d = *d * *slope);
+        by_y.iter_mut().zip(&self.y).filter(|(_, y)| masked(**y)).for_each(|(d, _)| *d = T::from_f64(0.0));
         let bias = self.of.bias.map(|_| {
             (0..self.vocab).map(|j| T::sum(&by_y.iter().skip(j).step_by(self.vocab).copied().collect::<Vec<_>>()))
         });
@@ -101,6 +100,14 @@ impl<'a, T: Real> Materialised<'a, T> {
         T::round_all(&mut dw, self.dtype);
         Gradients { logits: by_y, x: dx, w: dw, bias }
     }
+}
+
+/// The derivative of tanh, in a form that has full precision where tanh is 1.
+fn slope<T: Real>(t: T) -> T {
+    let (one, two) = (T::from_f64(1.0), T::from_f64(2.0));
+    let q = (-two * if t < T::from_f64(0.0) { -t } else { t }).exp();
+    let half = two / (one + q);
+    half * half * q
 }
 
 fn masked<T: Real>(y: T) -> bool {

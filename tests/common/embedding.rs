@@ -9,7 +9,7 @@ use vocabfuse::problem::embedding::{Embedded, Embedding};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
-    Counters, Cpu, Device, Dtype, Element, Error, Gpu, InputLayer, Local, Matrix, Ptx, ShardLayout, Target,
+    Counters, Cpu, Device, Dtype, Element, Error, Gpu, InputLayer, Local, Matrix, Ptx, ShardLayout,
 };
 
 /// A table and ids, and how to run them.
@@ -187,13 +187,10 @@ pub fn interpreter() -> (Ptx, Gpu) {
     (ptx, gpu)
 }
 
-/// Every CPU target, AMX included where it can run or be emulated.
+/// The targets under test.
 pub fn cpus(threads: usize, dtype: Dtype) -> Vec<Cpu> {
-    let mut cpus = devices(threads);
-    if cpus.iter().all(|cpu| cpu.target() != Target::Amx) && dtype == Dtype::Bf16 {
-        cpus.extend(amx(threads));
-    }
-    cpus
+    let emulated = if dtype == Dtype::Bf16 { amx(threads) } else { None };
+    devices(threads).into_iter().chain(emulated).collect()
 }
 
 /// Runs and checks a case on every device; they agree bit by bit.

@@ -1,9 +1,12 @@
 //! One cross-entropy problem, run through the layer on every rank and through the f64 reference.
-#![allow(dead_code)] // Each test crate uses a part of it.
+#![allow(dead_code, unused_imports)] // Each test crate uses a part of it.
 
 pub mod embedding;
 pub mod filter;
 pub mod precision;
+pub mod targets;
+
+pub use targets::{amx, amx_bf16x3, bf16x3, cases, devices, skipped};
 
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
@@ -11,8 +14,8 @@ use rand_chacha::ChaCha8Rng;
 use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
-    Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, OutputLayer,
-    Policy, Precision, Shard, ShardLayout, Target, Upstream,
+    Batch, Counters, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, OutputLayer,
+    Policy, Precision, Shard, ShardLayout, Upstream,
 };
 
 /// A problem of random tensors, and how to run it.
@@ -295,37 +298,4 @@ fn argmax(case: &Case, tensors: &Tensors, run: &Run, truth: &Outputs<f64>) -> Re
         }
     }
     if run.out.argmax.len() == truth.argmax.len() { Ok(()) } else { Err("argmax: wrong length".to_owned()) }
-}
-
-/// Devices of this machine that multiply f32 in bf16x3.
-pub fn bf16x3(threads: usize) -> Vec<Cpu> {
-    let pairs = devices(threads).into_iter().filter(|cpu| Target::BF16.contains(&cpu.target()));
-    pairs.map(|cpu| cpu.with_precision(Some(Precision::Bf16x3))).collect()
-}
-
-/// As [`amx`], in bf16x3.
-pub fn amx_bf16x3(threads: usize) -> Option<Cpu> {
-    amx(threads).map(|cpu| cpu.with_precision(Some(Precision::Bf16x3)))
-}
-
-/// Every target that can run here.
-pub fn devices(threads: usize) -> Vec<Cpu> {
-    Cpu::available_targets()
-        .into_iter()
-        .map(|target| Cpu::with_target(target, Some(threads)).expect("the target is available"))
-        .collect()
-}
-
-/// AMX tiles: the machine's own, or emulated ones where the rest of the instructions are there.
-pub fn amx(threads: usize) -> Option<Cpu> {
-    if let Ok(cpu) = Cpu::with_target(Target::Amx, Some(threads)) {
-        return Some(cpu);
-    }
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx512bf16") && vocabfuse_amx_emulator::install().is_ok() {
-        // SAFETY: the emulator executes the tile instructions, the processor all others.
-        return unsafe { Cpu::with_target_unchecked(Target::Amx, Some(threads)) }.ok();
-    }
-    eprintln!("no AMX here, and no AVX-512 BF16 to emulate it on: AMX kernels are not run");
-    None
 }

@@ -2,6 +2,10 @@
 
 #[path = "../common/precision.rs"]
 mod precision;
+#[path = "../common/targets.rs"]
+mod targets;
+
+pub use targets::{amx, bf16x3, cases, devices};
 
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
@@ -9,8 +13,8 @@ use rand_chacha::ChaCha8Rng;
 use vocabfuse::operators::{self, Answer, Gradients, Query, Raw, Real, Upstream};
 use vocabfuse::{plain, ranks};
 use vocabfuse_runtime::{
-    Cpu, Device, Distribution, DistributionGradients, Dtype, Element, Error, Ids, KlDirection, Local, Matrix,
-    Operators, Precision, ShardLayout, Statistics, Target, ValueGradients, Values,
+    Device, Distribution, DistributionGradients, Dtype, Element, Error, Ids, KlDirection, Local, Matrix, Operators,
+    Precision, ShardLayout, Statistics, ValueGradients, Values,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -375,37 +379,4 @@ fn difference(got: &[f32], want: &[f64]) -> f64 {
 /// The largest finite value.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.filter(|v| v.is_finite()).fold(0.0, f64::max)
-}
-
-/// Every target that can run here.
-pub fn devices(threads: usize) -> Vec<Cpu> {
-    Cpu::available_targets()
-        .into_iter()
-        .map(|target| Cpu::with_target(target, Some(threads)).expect("the target is available"))
-        .collect()
-}
-
-/// AMX tiles: the machine's own, or emulated ones where the rest of the instructions are there.
-pub fn amx(threads: usize) -> Option<Cpu> {
-    if let Ok(cpu) = Cpu::with_target(Target::Amx, Some(threads)) {
-        return Some(cpu);
-    }
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx512bf16") && vocabfuse_amx_emulator::install().is_ok() {
-        // SAFETY: the emulator executes the tile instructions, the processor all others.
-        return unsafe { Cpu::with_target_unchecked(Target::Amx, Some(threads)) }.ok();
-    }
-    eprintln!("no AMX here, and no AVX-512 BF16 to emulate it on: AMX kernels are not run");
-    None
-}
-
-/// Devices of this machine that multiply f32 in bf16x3.
-pub fn bf16x3(threads: usize) -> Vec<Cpu> {
-    let pairs = devices(threads).into_iter().filter(|cpu| Target::BF16.contains(&cpu.target()));
-    pairs.map(|cpu| cpu.with_precision(Some(Precision::Bf16x3))).collect()
-}
-
-/// Whether a device has kernels of its own for the dtypes of a case.
-pub fn differs(device: &Cpu, case: &Case) -> bool {
-    !Target::BF16.contains(&device.target()) || case.dtypes.contains(&Dtype::Bf16)
 }

@@ -3,6 +3,7 @@
 use crate::contract::{given, value};
 use crate::harness::{Case, Data, Run, Which, composition, devices, draws, run};
 use crate::ptx::{clean, device};
+use vocabfuse_runtime::{Dtype, Precision};
 
 /// The documented limit of finite logits, of either sign.
 const LARGEST: f32 = 1e38;
@@ -70,7 +71,7 @@ fn logits_at_the_documented_limit_are_numbers() {
 #[test]
 fn logits_at_the_documented_limit_are_numbers_on_a_gpu() {
     let (ptx, gpu) = device();
-    let gpu = gpu.with_precision(Some(vocabfuse_runtime::Precision::Tf32x3));
+    let gpu = gpu.with_precision(Some(Precision::Tf32x3));
     for which in [Which::Both, Which::Reverse] {
         at_the_limit(which, |case, data| clean(&ptx, &gpu, case, data));
     }
@@ -94,6 +95,64 @@ fn roundings_do_not_cross_zero() {
             assert!(answer.entropy.iter().chain(&answer.divergence).all(|v| *v >= 0.0), "{what} {:?}", answer.entropy);
         }
     }
+}
+
+/// Logits of two classes before they are capped at 1, and the derivative of the first one's log-probability by it.
+const AT_THE_CAP: [(f32, f32); 3] = [(9.0, 7.262e-9), (10.0, 9.828e-10), (20.0, 2.026e-18)];
+
+/// Where logits reach their cap, gradients are small, and have all digits nevertheless.
+fn at_the_cap(test: impl Fn(&Case, &Data) -> Run) {
+    for which in Which::DIFFERENTIABLE {
+        for (given, dtype, bounds) in [
+            (true, Dtype::F32, vec![0, 2]),
+            (true, Dtype::F16, vec![0, 1, 2]),
+            (false, Dtype::Bf16, vec![0, 2]),
+            (false, Dtype::F16, vec![0, 1, 2]),
+        ] {
+            for (z, derivative) in AT_THE_CAP {
+                let hidden = [1, 1];
+                let base = Case { softcap: Some(1.0), given, bias: true, hidden, ..Case::new(which, 1, 1, 2) };
+                let case = Case { dtypes: [dtype; 2], per_token: 1, bounds: bounds.clone(), ..base };
+                let mut data = Data::random(&case);
+                (data.ids, data.slots, data.rows) = (vec![0], vec![1.0], vec![1.0]);
+                (data.bias, data.x) = ([vec![0.0; 2], vec![0.0; 2]], [vec![z], vec![z]]);
+                // Another distribution, with a first logit that is not at the cap.
+                (data.logits, data.w) = ([vec![z, -z], vec![0.5, -z]], [vec![1.0, -1.0], vec![0.5 / z, -1.0]]);
+                if !given {
+                    vocabfuse::plain::round(&mut data.w[1], dtype);
+                }
+                let gradients = test(&case, &data).answer.gradients;
+                let wanted = composition::<f64>(&case, &data).gradients;
+                let what = format!("{which:?} of {z}, {dtype}, given {given}");
+                for (got, want) in gradients.iter().zip(&wanted) {
+                    // Of X there is one value, a difference of what has been rounded.
+                    let tensors = [(&got.bias, &want.bias), (&got.logits, &want.logits), (&got.w, &want.w)];
+                    for (got, want) in tensors.into_iter().flat_map(|(got, want)| got.iter().zip(want)) {
+                        let rounding = if given { 1e-4 } else { 1e-2 };
+                        let error = (f64::from(*got) - want).abs();
+                        assert!(error <= rounding * want.abs(), "{got:e} for {want:e}: {what}");
+                    }
+                }
+                if which == Which::Logprobs && given {
+                    let got = gradients[0].logits[0];
+                    assert!((got - derivative).abs() < 1e-3 * derivative, "{got:e} for {derivative:e}: {what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_slope_of_a_cap_has_its_digits_where_logits_reach_it() {
+    for cpu in devices(1) {
+        at_the_cap(|case, data| run(&cpu, case, data).unwrap());
+    }
+}
+
+#[test]
+fn the_slope_of_a_cap_has_its_digits_where_logits_reach_it_on_a_gpu() {
+    let (ptx, gpu) = device();
+    at_the_cap(|case, data| clean(&ptx, &gpu, case, data));
 }
 
 /// Logits 1, 2, 3 and far lower ones, with an offset, the same for all tokens.

@@ -1,22 +1,18 @@
-//! The checks: `test`, and `ci`, which is everything that must hold before a change lands.
+//! `cargo xtask ci`: everything that must hold before a change lands; and how commands of the workspace are run.
 
+use crate::test::{self, test};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The compiler that CUDA tests use, and the disassembler that they look at its output with.
-const WHEELS: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvdisasm==13.5.37"];
-
-/// What property tests begin with, so that a failure here is the same failure elsewhere.
-const SEED: &str = "20261129";
-
-fn root() -> PathBuf {
+/// The folder of the workspace.
+pub fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask).to_owned()
 }
 
 /// Runs a command in the workspace and fails if it does.
-fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {
+pub fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {
     eprintln!("$ {program} {}", arguments.join(" "));
     let status = Command::new(program)
         .args(arguments)
@@ -30,33 +26,8 @@ fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Resul
     Ok(())
 }
 
-/// Installs what the tests need below `target/`: libraries that are proprietary and so not part of the project.
-pub fn install() -> Result<()> {
-    let folder = root().join("target").join("nvrtc");
-    let (stamp, wanted) = (folder.join("version"), WHEELS.join(" "));
-    if std::fs::read_to_string(&stamp).is_ok_and(|version| version == wanted) {
-        return Ok(());
-    }
-    let path = folder.to_string_lossy().into_owned();
-    let fixed = ["-m", "pip", "install", "--quiet", "--upgrade", "--target", &path];
-    run("python3", &[&fixed[..], &WHEELS].concat(), &[])
-        .context("installing the CUDA compiler library for the tests")?;
-    std::fs::write(stamp, wanted).context("writing target/nvrtc/version")
-}
-
-/// Installs what is needed and runs all tests, the examples included.
-pub fn test() -> Result<()> {
-    install()?;
-    let features = "vocabfuse-codegen/nvrtc";
-    eprintln!("seed of property tests: {SEED}");
-    run("cargo", &["test", "--workspace", "--all-targets", "--features", features], &[("PROPTEST_RNG_SEED", SEED)])?;
-    run("cargo", &["test", "--workspace", "--doc", "--features", features], &[])?;
-    let embedded = ["test", "--package", "vocabfuse-kernels", "--features", "cubins", "--test", "cubins"];
-    run("cargo", &embedded, &[("VOCABFUSE_CUBINS", "sm_80")])
-}
-
 /// Format, lints, documentation, and the tests, among which is the one for drift of generated kernels.
-pub fn ci() -> Result<()> {
+pub fn ci(options: &test::Options) -> Result<()> {
     run("cargo", &["fmt", "--all", "--check"], &[])?;
     run(
         "cargo",
@@ -64,5 +35,5 @@ pub fn ci() -> Result<()> {
         &[],
     )?;
     run("cargo", &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
-    test()
+    test(options)
 }

@@ -1,6 +1,6 @@
 //! Keeps kernels-gen in step with the generator.
 
-use crate::check::install;
+use crate::test::install;
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -3,6 +3,7 @@
 mod check;
 mod compare;
 mod generate;
+mod test;
 
 use clap::{Parser, Subcommand};
 
@@ -17,10 +18,11 @@ struct Cli {
 enum Chore {
     /// Writes the generated kernels under kernels-gen/src anew.
     Generate,
-    /// Installs what the tests need (the NVRTC library, below target/) and runs them all.
-    Test,
-    /// Format, lints, documentation, drift of generated kernels, and all tests.
-    Ci,
+    /// Installs what the tests need (the NVRTC library, below target/) and runs them: all on the machine's default target,
+    /// and a smoke test on each other target that runs here.
+    Test(test::Options),
+    /// Format, lints, documentation, drift of generated kernels, and the tests.
+    Ci(test::Options),
     /// Times vocabfuse against other implementations on the same data, with memory and errors.
     Compare(compare::Options),
 }
@@ -28,8 +30,8 @@ enum Chore {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
         Chore::Generate => generate::write(),
-        Chore::Test => check::test(),
-        Chore::Ci => check::ci(),
+        Chore::Test(options) => test::test(&options),
+        Chore::Ci(options) => check::ci(&options),
         Chore::Compare(options) => compare::compare(&options),
     }
 }

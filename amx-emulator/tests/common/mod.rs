@@ -1,11 +1,16 @@
 //! Shared by the integration tests: configurations, random data, and the tile product spelled out
 //! one scalar at a time.
 
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::arch::asm;
 
 use vocabfuse_amx_emulator::{Backend, install};
+
+#[path = "../../../tests/common/skipped.rs"]
+mod skip;
+
+pub use skip::skipped;
 
 /// The memory operand of `ldtilecfg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

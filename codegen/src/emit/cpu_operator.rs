@@ -4,8 +4,9 @@ use super::Kernel;
 use super::cpu::{Names, lowered, render_kernel};
 use super::statistic::statistics;
 use crate::error::{Error, SpecError};
+use crate::logits::LogitsForm;
 use crate::lower::RustSimd;
-use crate::operator::{LogitsForm, Operator};
+use crate::operator::Operator;
 use crate::program::{Input, Program, Shape, ValueId};
 use crate::spec::{KernelKind, KernelSpec};
 use minijinja::value::Serde;
@@ -14,7 +15,8 @@ use minijinja::{Value, context};
 pub(super) fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel, Error> {
     let program = form.program()?;
     let map = lowered(&program, "m", &elements(program.store()))?;
-    render_kernel(spec, context! { map => map }, Names::of(&program).context(), false)
+    let slope = form.slope_program()?.map(|p| lowered(&p, "s", &elements(p.store()))).transpose()?;
+    render_kernel(spec, context! { map, slope }, Names::of(&program).context(), false)
 }
 
 /// `distribution` is that of a gradient.

@@ -111,10 +111,11 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
     let column_partials: List =
         if bound.column_gradients.is_empty() { &[] } else { &[("column_partials", Write(F32))] };
     let (before, after): (List, List) = match spec.kernel {
-        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => (
+        KernelKind::LogitsSoftmax => (
             logits,
             &[("partials", Write(F32)), ("partial_stride", Long), ("e", Write(Element)), ("peaks", Write(F32))],
         ),
+        KernelKind::LogitsOperand => (logits, &[("scale", Read(F32)), ("e", Write(Element))]),
         KernelKind::LogitsGradient => (logits, &[("scale", Read(F32)), ("q", Write(Element))]),
         KernelKind::SavedGradient => (
             &[
@@ -158,6 +159,7 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
                 ("previous", Read(F32)),
                 ("references", Read(F32)),
                 ("e_references", Read(F32)),
+                ("scale", Read(F32)),
             ],
             &[],
         ),
@@ -204,17 +206,10 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
             &[],
         ),
         KernelKind::RoundRows => (
-            &[
-                ("q", Read(F32)),
-                ("stride", Long),
-                ("columns", Int),
-                ("scale", Read(F32)),
-                ("rounded", Write(Element)),
-                ("exponents", Write(F32)),
-            ],
+            &[("q", Read(F32)), ("stride", Long), ("columns", Int), ("scale", Read(F32)), ("rounded", Write(Element))],
             &[],
         ),
-        KernelKind::GradientScale => (&[], &[("tokens", Int), ("scale", Write(F32))]),
+        KernelKind::GradientScale => (&[], &[("count", Int), ("scale", Write(F32))]),
         KernelKind::FilterTiles => (
             &[
                 ("peaks", Read(F32)),

@@ -5,10 +5,11 @@ use super::cuda::{entry_of, lowered, render_kernel};
 use super::cuda_abi::identifier;
 use super::statistic::statistics;
 use crate::error::{Error, SpecError};
+use crate::logits::LogitsForm;
 use crate::lower::Cuda;
 use crate::manifest::Data::{F32, I32};
 use crate::manifest::{Bindings, Entry, Type};
-use crate::operator::{LogitsForm, Operator};
+use crate::operator::Operator;
 use crate::program::{Input, Merge, Program, Shape, ValueId};
 use crate::spec::{KernelKind, KernelSpec};
 use minijinja::value::Serde;
@@ -19,7 +20,7 @@ use minijinja::{Value, context};
 /// # Errors
 /// See [`Error`].
 pub fn logits_entry(spec: &KernelSpec, form: LogitsForm) -> Result<Entry, Error> {
-    let interface = Interface::of_logits(&form.program()?)?;
+    let interface = Interface::of_logits(&form.program()?, form)?;
     Ok(entry_of(spec, &interface.parameters, interface.bindings))
 }
 
@@ -34,9 +35,11 @@ pub fn operator_entry(spec: &KernelSpec, operator: &Operator, distribution: usiz
 
 pub(super) fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel, Error> {
     let program = form.program()?;
-    let interface = Interface::of_logits(&program)?;
+    let interface = Interface::of_logits(&program, form)?;
     let map = lowered(&program, "m", &elements(program.store()))?;
-    render_kernel(spec, context! { map, columns => interface.bindings.columns.clone() }, &interface.parameters)
+    let slope = form.slope_program()?.map(|p| lowered(&p, "s", &elements(p.store()))).transpose()?;
+    let columns = interface.bindings.columns.clone();
+    render_kernel(spec, context! { map, slope, columns }, &interface.parameters)
 }
 
 /// `distribution` is that of a gradient.
@@ -90,8 +93,9 @@ impl Interface {
         Ok(Interface { parameters, bindings })
     }
 
-    fn of_logits(program: &Program) -> Result<Interface, Error> {
-        Interface::new(program, &[&[("logits", Type::Write(F32))], CHUNK])
+    fn of_logits(program: &Program, form: LogitsForm) -> Result<Interface, Error> {
+        let slopes: List = if form.softcap { &[("slopes", Type::Write(F32))] } else { &[] };
+        Interface::new(program, &[&[("logits", Type::Write(F32))], CHUNK, slopes])
     }
 
     fn of_operator(kernel: KernelKind, operator: &Operator, distribution: usize) -> Result<Interface, Error> {
@@ -129,7 +133,8 @@ impl Interface {
                 Ok(Interface { bindings: Bindings { statistics, outputs, ..interface.bindings }, ..interface })
             }
             KernelKind::RowGradient => {
-                let to: List = &[("weights", Read(F32)), ("q", Write(F32)), ("peaks", Write(F32))];
+                let to: List =
+                    &[("weights", Read(F32)), ("slopes", Read(F32)), ("q", Write(F32)), ("peaks", Write(F32))];
                 Interface::new(gradient(operator, distribution)?, &[logits, CHUNK, selection, to])
             }
             _ => Err(SpecError::Unsupported {

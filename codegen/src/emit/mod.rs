@@ -12,8 +12,9 @@ pub use cuda::{emit_module as emit_cuda_module, entry as cuda_entry};
 pub use cuda_operator::{logits_entry as cuda_logits_entry, operator_entry as cuda_operator_entry};
 
 use crate::error::{Error, SpecError};
+use crate::logits::LogitsForm;
 use crate::loss::Loss;
-use crate::operator::{LogitsForm, Operator};
+use crate::operator::Operator;
 use crate::spec::KernelSpec;
 
 /// A generated kernel.

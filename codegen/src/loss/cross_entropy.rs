@@ -8,6 +8,7 @@
 //! vocabulary.
 
 use super::Loss;
+use crate::logits::{Logit, LogitsForm};
 use crate::program::{Expr, Graph, Program, ProgramError};
 
 /// The options of cross-entropy that have kernels of their own; the others are scalars and row values of all of them.
@@ -59,14 +60,8 @@ impl CrossEntropyForm {
 
     /// y, and its derivative by z where that is not 1.
     fn capped<'g>(self, g: &'g Graph) -> (Expr<'g>, Option<Expr<'g>>) {
-        let z = g.logit().mul_add(g.uniform("logit_scale"), g.column("bias"));
-        if !self.softcap {
-            return (z, None);
-        }
-        let t = z / g.uniform("softcap");
-        // 1 - tanh² has no digit left where logits reach the cap; 4 q / (1 + q)² with q = e^(-2 |t|) has all of them.
-        let q = (t.magnitude() * -2.0).exp();
-        (t.tanh() * g.uniform("softcap"), Some(q * 4.0 / ((q + 1.0) * (q + 1.0))))
+        let Logit { y, slope } = LogitsForm { softcap: self.softcap }.of(g);
+        (y, slope)
     }
 
     fn statistics(self) -> Result<Program, ProgramError> {

@@ -6,25 +6,23 @@
 
 mod entropy;
 mod kl_divergence;
-mod logits;
 mod logprobs;
 mod sample;
 mod top_k;
-
-pub use logits::LogitsForm;
 
 use crate::program::{DISTRIBUTIONS, Expr, Graph, Input, Program, ProgramError};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// An operator as row programs. All read logits to which every option has been applied, see [`LogitsForm`].
+/// An operator as row programs. All read logits to which every option has been applied, see
+/// [`LogitsForm`](crate::LogitsForm).
 ///
 /// `statistics` runs over the logits of a shard, tile by tile. Its row outputs merge over tiles and ranks, each by its
 /// [`Merge`](crate::program::Merge); values at selected ids add up; the largest columns merge by key. `finish` has one row a
 /// slot, that is, a token and one of its selected or largest ids: from merged statistics, slot values and references it
 /// makes the results, and the row values of the gradients. `gradients`, one for each distribution or none, store the
-/// derivative of the results times their upstream gradients with respect to the raw dot product. They read logits, results
-/// of `finish`, `reference` and `reference_1`, and `<result>_upstream`, which for a result of slots is the sum over those of
+/// derivative of the results times their upstream gradients with respect to the logit, times the logit scale. Where logits
+/// are capped, the kernel multiplies that by the slope of the cap. They read logits, results of `finish`, `reference` and `reference_1`, and `<result>_upstream`, which for a result of slots is the sum over those of
 /// the token, while [`Input::Selected`] is the upstream gradient at the column.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Operator {
@@ -157,10 +155,8 @@ impl<'g> Softmax<'g> {
         Softmax { y, e: y.exp_above(reference), above: y.above(reference).max(FARTHEST) }
     }
 
-    /// The derivative by the raw dot product from that by y; nothing where y is -inf.
+    /// The derivative by the raw dot product of a logit without a cap from that by y; nothing where y is -inf.
     fn by_product(&self, g: &'g Graph, by_y: Expr<'g>) -> Expr<'g> {
-        let capped = self.y * g.uniform("inverse_softcap");
-        let slope = (g.constant(1.0) - capped * capped) * g.uniform("logit_scale");
-        self.y.equals(f32::NEG_INFINITY).select(0.0, by_y * slope)
+        self.y.equals(f32::NEG_INFINITY).select(0.0, by_y * g.uniform("logit_scale"))
     }
 }

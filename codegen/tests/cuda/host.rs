@@ -154,6 +154,7 @@ impl Shard {
             ("previous", P(previous)),
             ("references", P(self.state)),
             ("e_references", P(e_references)),
+            ("scale", P(0)),
         ];
         device.run(KernelKind::Accumulate, grid, &arguments);
     }
@@ -276,7 +277,7 @@ impl Shard {
             let arguments = [
                 ("row_upstream", P(self.ones)),
                 ("row_bound", P(results.output(4))),
-                ("tokens", Arg::I32(self.tokens as i32)),
+                ("count", Arg::I32(self.tokens as i32)),
                 ("scale", P(scale)),
             ];
             device.run(KernelKind::GradientScale, 1, &arguments);

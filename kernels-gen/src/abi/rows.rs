@@ -53,6 +53,9 @@ pub struct RowLogits {
     pub place: Place,
     /// Tile of the first panel.
     pub tiles: *mut f32,
+    /// Derivatives of capped logits by uncapped ones, in tiles as those of the logits; null if nobody wants them or logits
+    /// have no cap.
+    pub slopes: *mut f32,
 }
 
 /// Selected ids of each token: arrays `[slot][token]`.
@@ -115,6 +118,8 @@ pub struct RowGradient {
     pub place: Place,
     /// Logits of each distribution: tile of the first panel.
     pub tiles: [*const f32; 2],
+    /// Derivatives of capped logits by uncapped ones, of the distribution of the gradient; null where logits have no cap.
+    pub slopes: *const f32,
     /// Q: tile of the first panel, with the stride of the logits; it may be one of those.
     pub out: *mut f32,
     /// Selected ids and their weights.

@@ -25,8 +25,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
     unsafe {
         let tile = args.tiles[0].add(panel * place.stride + lane);
         let out = args.out.add(panel * place.stride + lane);
-        let g14 = inputs.uniform(0);
-        let g19 = inputs.uniform(1);
+        let g16 = inputs.uniform(0);
         let g0 = load(inputs.row(0, token));
         let g6 = load(inputs.row(1, token));
         let g8 = load(inputs.row(2, token));
@@ -43,14 +42,16 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g10 = mul(g7, g9);
             let g12 = mul(g10, g11);
             let g13 = neg(g12);
-            let g15 = mul(g1, splat(g14));
-            let g17 = mul(g15, g15);
-            let g18 = sub(splat(1.0f32), g17);
-            let g20 = mul(g18, splat(g19));
-            let g22 = eq(g1, splat(f32::NEG_INFINITY));
-            let g23 = mul(g13, g20);
-            let g25 = select(g22, splat(0.0f32), g23);
-            store(out.add(i * PANEL), g25);
+            let g15 = eq(g1, splat(f32::NEG_INFINITY));
+            let g17 = mul(g13, splat(g16));
+            let g19 = select(g15, splat(0.0f32), g17);
+            store(out.add(i * PANEL), g19);
+        }
+        if !args.slopes.is_null() {
+            let slopes = args.slopes.add(panel * place.stride + lane);
+            for i in 0..place.columns {
+                store(out.add(i * PANEL), mul(load(out.add(i * PANEL)), load(slopes.add(i * PANEL))));
+            }
         }
     }
 }
@@ -70,7 +71,7 @@ pub const KERNEL: Kernel = Kernel {
         sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["inverse_softcap", "logit_scale"],
+        uniforms: &["logit_scale"],
         rows: &["reference", "inverse_total", "center", "entropy_upstream"],
         columns: &[],
         outputs: &[],

@@ -26,8 +26,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
         let tile = args.tiles[0].add(panel * place.stride + lane);
         let tile_1 = args.tiles[1].add(panel * place.stride + lane);
         let out = args.out.add(panel * place.stride + lane);
-        let g19 = inputs.uniform(0);
-        let g24 = inputs.uniform(1);
+        let g21 = inputs.uniform(0);
         let g0 = load(inputs.row(0, token));
         let g6 = load(inputs.row(1, token));
         let g11 = load(inputs.row(2, token));
@@ -49,14 +48,16 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g15 = sub(g13, g14);
             let g16 = mul(g12, g15);
             let g18 = mul(g16, g17);
-            let g20 = mul(g1, splat(g19));
-            let g22 = mul(g20, g20);
-            let g23 = sub(splat(1.0f32), g22);
-            let g25 = mul(g23, splat(g24));
-            let g27 = eq(g1, splat(f32::NEG_INFINITY));
-            let g28 = mul(g18, g25);
-            let g30 = select(g27, splat(0.0f32), g28);
-            store(out.add(i * PANEL), g30);
+            let g20 = eq(g1, splat(f32::NEG_INFINITY));
+            let g22 = mul(g18, splat(g21));
+            let g24 = select(g20, splat(0.0f32), g22);
+            store(out.add(i * PANEL), g24);
+        }
+        if !args.slopes.is_null() {
+            let slopes = args.slopes.add(panel * place.stride + lane);
+            for i in 0..place.columns {
+                store(out.add(i * PANEL), mul(load(out.add(i * PANEL)), load(slopes.add(i * PANEL))));
+            }
         }
     }
 }
@@ -76,7 +77,7 @@ pub const KERNEL: Kernel = Kernel {
         sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["inverse_softcap", "logit_scale"],
+        uniforms: &["logit_scale"],
         rows: &["reference", "reference_1", "p_factor", "center", "divergence_upstream"],
         columns: &[],
         outputs: &[],

@@ -5,7 +5,7 @@ use super::prelude::*;
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::*;
 
-/// Raw dot products to logits, in place.
+/// Raw dot products to logits, in place, and the slopes of the cap.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn kernel(args: &RowLogits) {
     let (inputs, place) = (args.inputs, args.place);
@@ -13,6 +13,8 @@ unsafe fn kernel(args: &RowLogits) {
     unsafe {
         let m1 = inputs.uniform(0);
         let m4 = inputs.uniform(1);
+        let s1 = inputs.uniform(0);
+        let s4 = inputs.uniform(1);
         for panel in 0..place.panels {
             let tile = args.tiles.add(panel * place.stride);
             for lane in (0..PANEL).step_by(LANES) {
@@ -23,9 +25,24 @@ unsafe fn kernel(args: &RowLogits) {
                     let m0 = logit;
                     let m3 = mul_add(m0, splat(m1), splat(m2));
                     let m5 = div(m3, splat(m4));
-                    let m6 = tanh(m5);
-                    let m7 = mul(m6, splat(m4));
-                    store(tile.add(i * PANEL + lane), m7);
+                    let m11 = tanh(m5);
+                    let m12 = mul(m11, splat(m4));
+                    store(tile.add(i * PANEL + lane), m12);
+                    if !args.slopes.is_null() {
+                        let s2 = inputs.column(0, column);
+                        let s0 = logit;
+                        let s3 = mul_add(s0, splat(s1), splat(s2));
+                        let s5 = div(s3, splat(s4));
+                        let s6 = neg(s5);
+                        let s7 = maximum(s5, s6);
+                        let s9 = mul(s7, splat(-2.0f32));
+                        let s10 = exp(s9);
+                        let s14 = mul(s10, splat(4.0f32));
+                        let s16 = add(s10, splat(1.0f32));
+                        let s17 = mul(s16, s16);
+                        let s18 = div(s14, s17);
+                        store(args.slopes.add(panel * place.stride + i * PANEL + lane), s18);
+                    }
                 }
             }
         }

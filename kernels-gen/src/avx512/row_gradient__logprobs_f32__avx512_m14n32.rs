@@ -29,8 +29,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
         for_selected(&args.selection, &place, token, |slot, i, index| {
             *args.scratch.add(2 * (slot * LANES + index)) = *tile.add(i * PANEL + index);
         });
-        let g15 = inputs.uniform(0);
-        let g20 = inputs.uniform(1);
+        let g17 = inputs.uniform(0);
         let g0 = load(inputs.row(0, token));
         let g6 = load(inputs.row(1, token));
         let g9 = lt(splat(0.0f32), g6);
@@ -46,14 +45,10 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g11 = select(g9, g10, splat(0.0f32));
             let g13 = mul(g7, g12);
             let g14 = sub(g11, g13);
-            let g16 = mul(g1, splat(g15));
-            let g18 = mul(g16, g16);
-            let g19 = sub(splat(1.0f32), g18);
-            let g21 = mul(g19, splat(g20));
-            let g23 = eq(g1, splat(f32::NEG_INFINITY));
-            let g24 = mul(g14, g21);
-            let g25 = select(g23, splat(0.0f32), g24);
-            store(out.add(i * PANEL), g25);
+            let g16 = eq(g1, splat(f32::NEG_INFINITY));
+            let g18 = mul(g14, splat(g17));
+            let g19 = select(g16, splat(0.0f32), g18);
+            store(out.add(i * PANEL), g19);
         }
         for_selected(&args.selection, &place, token, |slot, i, index| {
             let column = (place.first_column + i) as i32;
@@ -66,15 +61,17 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g11 = select(g9, g10, splat(0.0f32));
             let g13 = mul(g7, g12);
             let g14 = sub(g11, g13);
-            let g16 = mul(g1, splat(g15));
-            let g18 = mul(g16, g16);
-            let g19 = sub(splat(1.0f32), g18);
-            let g21 = mul(g19, splat(g20));
-            let g23 = eq(g1, splat(f32::NEG_INFINITY));
-            let g24 = mul(g14, g21);
-            let g25 = select(g23, splat(0.0f32), g24);
-            *out.add(i * PANEL + index) = lanes(g25)[index];
+            let g16 = eq(g1, splat(f32::NEG_INFINITY));
+            let g18 = mul(g14, splat(g17));
+            let g19 = select(g16, splat(0.0f32), g18);
+            *out.add(i * PANEL + index) = lanes(g19)[index];
         });
+        if !args.slopes.is_null() {
+            let slopes = args.slopes.add(panel * place.stride + lane);
+            for i in 0..place.columns {
+                store(out.add(i * PANEL), mul(load(out.add(i * PANEL)), load(slopes.add(i * PANEL))));
+            }
+        }
     }
 }
 
@@ -109,7 +106,7 @@ pub const KERNEL: Kernel = Kernel {
         sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["inverse_softcap", "logit_scale"],
+        uniforms: &["logit_scale"],
         rows: &["reference", "inverse_total", "logprob_upstream"],
         columns: &[],
         outputs: &[],

@@ -26,8 +26,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
         let tile = args.tiles[0].add(panel * place.stride + lane);
         let tile_1 = args.tiles[1].add(panel * place.stride + lane);
         let out = args.out.add(panel * place.stride + lane);
-        let g18 = inputs.uniform(0);
-        let g23 = inputs.uniform(1);
+        let g20 = inputs.uniform(0);
         let g0 = load(inputs.row(0, token));
         let g6 = load(inputs.row(1, token));
         let g11 = load(inputs.row(2, token));
@@ -45,14 +44,16 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g14 = mul(g2, g13);
             let g15 = sub(g12, g14);
             let g17 = mul(g15, g16);
-            let g19 = mul(g7, splat(g18));
-            let g21 = mul(g19, g19);
-            let g22 = sub(splat(1.0f32), g21);
-            let g24 = mul(g22, splat(g23));
-            let g26 = eq(g7, splat(f32::NEG_INFINITY));
-            let g27 = mul(g17, g24);
-            let g29 = select(g26, splat(0.0f32), g27);
-            store(out.add(i * PANEL), g29);
+            let g19 = eq(g7, splat(f32::NEG_INFINITY));
+            let g21 = mul(g17, splat(g20));
+            let g23 = select(g19, splat(0.0f32), g21);
+            store(out.add(i * PANEL), g23);
+        }
+        if !args.slopes.is_null() {
+            let slopes = args.slopes.add(panel * place.stride + lane);
+            for i in 0..place.columns {
+                store(out.add(i * PANEL), mul(load(out.add(i * PANEL)), load(slopes.add(i * PANEL))));
+            }
         }
     }
 }
@@ -72,7 +73,7 @@ pub const KERNEL: Kernel = Kernel {
         sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["inverse_softcap", "logit_scale"],
+        uniforms: &["logit_scale"],
         rows: &["reference", "reference_1", "q_inverse", "p_inverse", "divergence_upstream"],
         columns: &[],
         outputs: &[],

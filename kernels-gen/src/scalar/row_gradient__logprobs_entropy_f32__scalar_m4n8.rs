@@ -29,8 +29,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
         for_selected(&args.selection, &place, token, |slot, i, index| {
             *args.scratch.add(2 * (slot * LANES + index)) = *tile.add(i * PANEL + index);
         });
-        let g22 = inputs.uniform(0);
-        let g27 = inputs.uniform(1);
+        let g24 = inputs.uniform(0);
         let g0 = load(inputs.row(0, token));
         let g6 = load(inputs.row(1, token));
         let g8 = load(inputs.row(2, token));
@@ -55,14 +54,10 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g19 = mul(g7, g18);
             let g20 = sub(g17, g19);
             let g21 = add(g20, g13);
-            let g23 = mul(g1, splat(g22));
-            let g25 = mul(g23, g23);
-            let g26 = sub(splat(1.0f32), g25);
-            let g28 = mul(g26, splat(g27));
-            let g30 = eq(g1, splat(f32::NEG_INFINITY));
-            let g31 = mul(g21, g28);
-            let g32 = select(g30, splat(0.0f32), g31);
-            store(out.add(i * PANEL), g32);
+            let g23 = eq(g1, splat(f32::NEG_INFINITY));
+            let g25 = mul(g21, splat(g24));
+            let g26 = select(g23, splat(0.0f32), g25);
+            store(out.add(i * PANEL), g26);
         }
         for_selected(&args.selection, &place, token, |slot, i, index| {
             let column = (place.first_column + i) as i32;
@@ -82,15 +77,17 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g19 = mul(g7, g18);
             let g20 = sub(g17, g19);
             let g21 = add(g20, g13);
-            let g23 = mul(g1, splat(g22));
-            let g25 = mul(g23, g23);
-            let g26 = sub(splat(1.0f32), g25);
-            let g28 = mul(g26, splat(g27));
-            let g30 = eq(g1, splat(f32::NEG_INFINITY));
-            let g31 = mul(g21, g28);
-            let g32 = select(g30, splat(0.0f32), g31);
-            *out.add(i * PANEL + index) = lanes(g32)[index];
+            let g23 = eq(g1, splat(f32::NEG_INFINITY));
+            let g25 = mul(g21, splat(g24));
+            let g26 = select(g23, splat(0.0f32), g25);
+            *out.add(i * PANEL + index) = lanes(g26)[index];
         });
+        if !args.slopes.is_null() {
+            let slopes = args.slopes.add(panel * place.stride + lane);
+            for i in 0..place.columns {
+                store(out.add(i * PANEL), mul(load(out.add(i * PANEL)), load(slopes.add(i * PANEL))));
+            }
+        }
     }
 }
 
@@ -125,7 +122,7 @@ pub const KERNEL: Kernel = Kernel {
         sums: &[],
         statistics_uniforms: &[],
         statistics_columns: &[],
-        uniforms: &["inverse_softcap", "logit_scale"],
+        uniforms: &["logit_scale"],
         rows: &["reference", "inverse_total", "center", "entropy_upstream", "logprob_upstream"],
         columns: &[],
         outputs: &[],

@@ -5,6 +5,8 @@ use vocabfuse_codegen::Target;
 
 /// Environment variable that forces a target.
 pub(crate) const VARIABLE: &str = "VOCABFUSE_ISA";
+/// Environment variable that hides what the machine has beyond a target: it is then taken for one without.
+const LIMIT: &str = "VOCABFUSE_ISA_LIMIT";
 
 /// Targets that can run here, the fastest last.
 pub(crate) fn available() -> Vec<Target> {
@@ -34,18 +36,33 @@ fn fast_pairs() -> bool {
 
 /// The target to use: the one that the environment forces, else the fastest.
 pub(crate) fn choose() -> Result<Target> {
-    match std::env::var(VARIABLE) {
-        Ok(text) if !text.is_empty() => {
-            let target = Target::CPU.iter().copied().find(|t| t.as_str() == text).ok_or_else(|| {
-                let names: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
-                let message = format!("{text:?} is no CPU target; expected one of {}", names.join(", "));
-                Error::Option { option: VARIABLE, message }
-            })?;
-            check(target)?;
-            Ok(target)
-        }
-        _ => Ok(available().last().copied().unwrap_or(Target::Scalar)),
-    }
+    named(LIMIT)?;
+    let Some(target) = named(VARIABLE)? else {
+        return Ok(available().last().copied().unwrap_or(Target::Scalar));
+    };
+    check(target)?;
+    Ok(target)
+}
+
+/// The target that an environment variable names, if it is set.
+fn named(variable: &'static str) -> Result<Option<Target>> {
+    let Some(text) = std::env::var(variable).ok().filter(|text| !text.is_empty()) else { return Ok(None) };
+    let target = Target::CPU.iter().copied().find(|t| t.as_str() == text).ok_or_else(|| {
+        let names: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
+        let message = format!("{text:?} is no CPU target; expected one of {}", names.join(", "));
+        Error::Option { option: variable, message }
+    })?;
+    Ok(Some(target))
+}
+
+/// Whether a target is beyond the one that the environment limits the machine to. Of a name that is none, nothing is.
+fn hidden(target: Target) -> bool {
+    let position = |t: Target| Target::CPU.iter().position(|c| *c == t);
+    named(LIMIT).ok().flatten().is_some_and(|limit| position(target) > position(limit))
+}
+
+fn missing(target: Target) -> Option<&'static str> {
+    if hidden(target) { Some("VOCABFUSE_ISA_LIMIT hides it") } else { lacking(target) }
 }
 
 /// An error unless the target can run here.
@@ -59,13 +76,14 @@ pub(crate) fn check(target: Target) -> Result<()> {
     }
 }
 
+/// What the machine lacks for a target.
 #[cfg(not(target_arch = "x86_64"))]
-fn missing(target: Target) -> Option<&'static str> {
+fn lacking(target: Target) -> Option<&'static str> {
     (target != Target::Scalar).then_some("it needs an x86-64 processor")
 }
 
 #[cfg(target_arch = "x86_64")]
-fn missing(target: Target) -> Option<&'static str> {
+fn lacking(target: Target) -> Option<&'static str> {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
     let avx512 = avx2
         && is_x86_feature_detected!("avx512f")

@@ -102,9 +102,9 @@ mod tests {
         let refused = |call: Call<'_>| call.launch(1).unwrap_err().to_string();
         let with_rows = || call(&driver).rows(|_| Some(Argument::Pointer(256))).unwrap();
         let missing = refused(with_rows().set([scale]));
-        assert!(missing.contains("\"tokens\"") && missing.contains("gradient_scale__f16"), "{missing}");
-        let mistyped = refused(with_rows().set([scale, ("tokens", Argument::I64(1))]));
-        assert!(mistyped.contains("\"tokens\" of type i32"), "{mistyped}");
+        assert!(missing.contains("\"count\"") && missing.contains("gradient_scale__f16"), "{missing}");
+        let mistyped = refused(with_rows().set([scale, ("count", Argument::I64(1))]));
+        assert!(mistyped.contains("\"count\" of type i32"), "{mistyped}");
         let unknown = call(&driver).rows(|_| None).err().unwrap().to_string();
         assert!(unknown.contains("\"upstream\""), "{unknown}");
         // Nothing to do is no launch, and needs no arguments.

@@ -16,6 +16,7 @@ mod meter;
 mod operator;
 mod passes;
 mod ptx;
+mod range;
 mod record;
 mod rows;
 mod s_pass;

@@ -1,11 +1,13 @@
 //! Pass S of one shard on a device, chunk by chunk of the vocabulary.
 
 use super::buffer::Buffer;
+use super::call::Call;
 use super::driver::Argument::{self, I32, I64, Pointer};
 use super::kernels::Kernels;
+use super::range::{Bound, bring_into_range};
 use super::rows::{Operand, Rows, Targets, pointer};
 use super::t_pass::threshold;
-use crate::passes::{COLUMNS, Demand, Extent, LayerInputs, SPass};
+use crate::passes::{CLASS_WEIGHT, COLUMNS, Demand, Extent, LayerInputs, SPass};
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -208,6 +210,8 @@ struct Accumulation {
     references: Argument,
     /// References that E is relative to, if not `references`.
     e_references: Argument,
+    /// What E has been multiplied by, and its inverse, if anything.
+    scale: Argument,
 }
 
 /// One microbatch on its way through pass S.
@@ -315,6 +319,7 @@ impl<'a> Walk<'a> {
             previous: Pointer(0),
             references: rows.state_part(0),
             e_references: Pointer(0),
+            scale: Pointer(0),
         }
     }
 
@@ -328,7 +333,15 @@ impl<'a> Walk<'a> {
     }
 
     fn logits(&self, columns: &Range<usize>, references: Argument, e: Argument) -> Result<()> {
-        self.logits_of(KernelKind::LogitsSoftmax, self.inputs.tokens, columns, references, e)
+        let tokens = self.inputs.tokens;
+        let call = self.logits_of(KernelKind::LogitsSoftmax, tokens, columns)?.set([
+            ("references", references),
+            ("partials", self.partials.from(0)),
+            ("partial_stride", I64(tokens as i64)),
+            ("e", e),
+            ("peaks", self.inputs.peaks(columns.start)),
+        ]);
+        call.launch(logits_blocks(tokens, columns.len()))
     }
 
     /// A₂, if the loss has one.
@@ -345,8 +358,12 @@ impl<'a> Walk<'a> {
         }
         let values = Buffer::new(kernels.driver(), tokens * width * 4)?;
         let room = Buffer::new(kernels.driver(), region(kernels, tokens))?;
+        let scale = self.operand_scale()?;
+        let scale = pointer(scale.as_ref());
         for (index, columns) in chunks(kernels, classes) {
-            self.logits_of(KernelKind::LogitsOperand, tokens, &columns, Pointer(0), room.from(0))?;
+            let call = self.logits_of(KernelKind::LogitsOperand, tokens, &columns)?;
+            let call = call.set([("references", Pointer(0)), ("scale", scale), ("e", room.from(0))]);
+            call.launch(logits_blocks(tokens, columns.len()))?;
             let product = Accumulation {
                 tokens,
                 first: index == 0,
@@ -355,23 +372,31 @@ impl<'a> Walk<'a> {
                 previous: Pointer(0),
                 references: Pointer(0),
                 e_references: Pointer(0),
+                scale,
             };
             self.accumulate(&columns, &product)?;
         }
         Ok(Some(Operand { values, shared }))
     }
 
-    fn logits_of(
-        &self,
-        kind: KernelKind,
-        tokens: usize,
-        columns: &Range<usize>,
-        references: Argument,
-        e: Argument,
-    ) -> Result<()> {
+    /// What brings A₂'s operand into the range of f16: it is at most as large as the weights of the classes, of whatever size
+    /// these are.
+    fn operand_scale(&self) -> Result<Option<Buffer>> {
+        let weighted = self.kernels.loss().operand.iter().any(|p| p.column_inputs().contains(&CLASS_WEIGHT));
+        if self.kernels.dtype != Dtype::F16 || !weighted {
+            return Ok(None);
+        }
+        let Some(values) = self.inputs.column(CLASS_WEIGHT) else { return Ok(None) };
+        let scale = Buffer::new(self.kernels.driver(), 8)?;
+        let bound = Bound { values, upstream: Pointer(0), count: self.inputs.classes };
+        bring_into_range(self.kernels, &bound, scale.from(0))?;
+        Ok(Some(scale))
+    }
+
+    /// A call of a kernel that makes something of the logits of a chunk.
+    fn logits_of(&self, kind: KernelKind, tokens: usize, columns: &Range<usize>) -> Result<Call<'_>> {
         let (kernels, inputs, width) = (self.kernels, self.inputs, self.inputs.width);
-        let peaks = if kind == KernelKind::LogitsSoftmax { inputs.peaks(columns.start) } else { Pointer(0) };
-        let call = kernels
+        kernels
             .call(kind)?
             .set([
                 ("x", inputs.x.from(0)),
@@ -384,15 +409,9 @@ impl<'a> Walk<'a> {
                 ("columns", I32(columns.len() as i32)),
                 ("classes", I32(inputs.classes as i32)),
                 ("targets", inputs.targets.from(0)),
-                ("references", references),
-                ("partials", self.partials.from(0)),
-                ("partial_stride", I64(tokens as i64)),
-                ("e", e),
-                ("peaks", peaks),
             ])
             .uniforms(|name| self.layer.uniform(name))?
-            .columns(|name| inputs.column(name))?;
-        call.launch(logits_blocks(tokens, columns.len()))
+            .columns(|name| inputs.column(name))
     }
 
     fn accumulate(&self, columns: &Range<usize>, product: &Accumulation) -> Result<()> {
@@ -410,6 +429,7 @@ impl<'a> Walk<'a> {
             ("previous", product.previous),
             ("references", product.references),
             ("e_references", product.e_references),
+            ("scale", product.scale),
         ]);
         call.launch(accumulate_blocks(product.tokens, width))
     }

@@ -4,6 +4,7 @@ use super::Gpu;
 use super::buffer::Buffer;
 use super::driver::Argument::{self, F32, I32, I64, Pointer};
 use super::kernels::Kernels;
+use super::range::{Bound, bring_into_range};
 use super::rows::pointer;
 use super::s_pass::{Inputs, Saved, chunks};
 use crate::Result;
@@ -115,12 +116,9 @@ impl<'a> Walk<'a> {
 
     pub(super) fn run(&self) -> Result<()> {
         if let Some(scale) = &self.scale {
-            let call = self
-                .kernels
-                .call(KernelKind::GradientScale)?
-                .set([("tokens", I32(self.inputs.tokens as i32)), ("scale", scale.from(0))])
-                .rows(|name| self.row(name))?;
-            call.launch(1)?;
+            let values = self.row("bound").unwrap_or(Pointer(0));
+            let bound = Bound { values, upstream: self.to.upstream.from(0), count: self.inputs.tokens };
+            bring_into_range(self.kernels, &bound, scale.from(0))?;
         }
         for (index, columns) in chunks(self.kernels, self.inputs.classes) {
             self.flag(&columns)?;

@@ -59,11 +59,6 @@ impl<'a> Distribution<'a> {
         }
     }
 
-    /// What kernels multiply by to undo the cap; 0 without one.
-    pub(crate) fn inverse_softcap(&self) -> f32 {
-        self.softcap.map_or(0.0, f32::recip)
-    }
-
     /// The classes of a shard alone: its padded rows take no part.
     pub(crate) fn classes(self, classes: usize) -> Result<Distribution<'a>> {
         let source = match self.source {

@@ -26,6 +26,8 @@ struct Target {
     sum_factor: f32,
     /// Q of the chunk at hand, a tile a panel.
     q: SharedPointer<f32>,
+    /// Slopes of the softcap at the logits of the chunk at hand, in tiles as Q; empty without one.
+    slopes: Buffer<f32>,
     /// A, if dX is wanted.
     a: Option<Buffer<f32>>,
     /// X as operand of dW; empty if that is not wanted.
@@ -123,7 +125,6 @@ impl Target {
         let of = &job.distributions[distribution];
         let uniform = |name: &str| match name {
             "logit_scale" => Some(of.logit_scale),
-            "inverse_softcap" => Some(of.inverse_softcap()),
             _ => None,
         };
         let row = |name: &str| gradient.rows.iter().find(|(known, _)| known == name).map(|(_, v)| v.as_ptr());
@@ -144,6 +145,7 @@ impl Target {
             inputs,
             sum_factor: of.logit_scale.recip(),
             q,
+            slopes: operands.memory.buffer(if operands.bends() { padded * CHUNK } else { 0 }),
             a,
             x_grad: if wanted.dw.is_some() { operands.x_grad() } else { Buffer::zeroed(0) },
             dw: pointer(&mut wanted.dw),
@@ -188,20 +190,27 @@ impl<'a> Pass<'a> {
     /// Q of a chunk for all tokens, and what is made of it token by token: A, and gradients of given logits.
     fn rows(&self, operands: &[Operands<'_>], targets: &mut [Target], chunk: Chunk) {
         let stride = stride(self.kernels.host.panel);
-        let a: Vec<SharedPointer<f32>> =
-            targets.iter_mut().map(|t| t.a.as_mut().map_or(SharedPointer(ptr::null_mut()), Buffer::pointer)).collect();
+        let a: Vec<SharedPointer<f32>> = targets.iter_mut().map(|t| pointer(t.a.as_mut())).collect();
+        // One a distribution.
+        let mut slopes = vec![pointer(None); operands.len()];
+        for target in targets.iter_mut().filter(|t| operands[t.distribution].bends()) {
+            slopes[target.distribution] = target.slopes.pointer();
+        }
         let targets = &*targets;
         (0..self.panels.div_ceil(self.group)).into_par_iter().for_each(|task| {
             let mut scratch = lock(&self.scratch);
             let first_panel = task * self.group;
             let panels = self.group.min(self.panels - first_panel);
             let place = Place { first_panel, panels, first_column: chunk.first, columns: chunk.columns, stride };
-            let mine = |tiles: SharedPointer<f32>| SharedPointer(tiles.get().wrapping_add(first_panel * stride));
-            for (operands, tiles) in operands.iter().zip(&self.tiles) {
-                operands.fill(place, mine(*tiles));
+            let mine = |tiles: SharedPointer<f32>| {
+                let first = if tiles.get().is_null() { 0 } else { first_panel * stride };
+                SharedPointer(tiles.get().wrapping_add(first))
+            };
+            for ((operands, tiles), slopes) in operands.iter().zip(&self.tiles).zip(&slopes) {
+                operands.fill(place, mine(*tiles), mine(*slopes));
             }
             for (target, a) in targets.iter().zip(&a) {
-                self.gradient(target, place, mine(target.q), &mut scratch);
+                self.gradient(target, place, mine(slopes[target.distribution]), &mut scratch);
                 if let (false, Some(linear)) = (a.get().is_null(), operands[target.distribution].linear()) {
                     // SAFETY: operands have the extents that the kernel states; this task owns its panels of A, and the
                     // scratch of its thread.
@@ -227,9 +236,11 @@ impl<'a> Pass<'a> {
         });
     }
 
-    fn gradient(&self, target: &Target, place: Place, out: SharedPointer<f32>, scratch: &mut Scratch) {
+    /// Q of a place; `slopes` are those of its tiles, or null.
+    fn gradient(&self, target: &Target, place: Place, slopes: SharedPointer<f32>, scratch: &mut Scratch) {
         let selection = &self.job.selection;
-        let tile = |i: usize| self.tiles[i].get().wrapping_add(place.first_panel * place.stride).cast_const();
+        let first = place.first_panel * place.stride;
+        let tile = |i: usize| self.tiles[i].get().wrapping_add(first).cast_const();
         let two = self.job.distributions.len() > 1;
         // SAFETY: tiles, rows and selection hold whole panels of tokens; this task alone uses those of its place.
         unsafe {
@@ -237,7 +248,8 @@ impl<'a> Pass<'a> {
                 inputs: target.inputs.view(),
                 place,
                 tiles: [tile(0), if two { tile(1) } else { ptr::null() }],
-                out: out.get(),
+                slopes: slopes.get().cast_const(),
+                out: target.q.get().wrapping_add(first),
                 selection: abi::Selection {
                     slots: selection.slots,
                     stride: selection.stride,
@@ -320,6 +332,11 @@ impl<'a> Pass<'a> {
             *sum += (parts.map(f64::from).sum::<f64>() * f64::from(target.sum_factor)) as f32;
         });
     }
+}
+
+/// Where a buffer begins; null if there is none.
+fn pointer(buffer: Option<&mut Buffer<f32>>) -> SharedPointer<f32> {
+    buffer.map_or(SharedPointer(ptr::null_mut()), Buffer::pointer)
 }
 
 fn dw_wanted(target: &Target) -> bool {

@@ -96,7 +96,7 @@ impl<'a> Pass<'a> {
             let mut filled = [ptr::null(); 2];
             for (i, operands) in operands.iter().enumerate() {
                 let tiles = SharedPointer(tiles.get().wrapping_add(i * self.group * stride));
-                operands.fill(place, tiles);
+                operands.fill(place, tiles, SharedPointer(ptr::null_mut()));
                 filled[i] = tiles.get().cast_const();
             }
             let selection = &self.job.selection;

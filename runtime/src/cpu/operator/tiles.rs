@@ -138,8 +138,14 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Logits of the chunk at hand and the panels of a place, into tiles that nobody else uses.
-    pub(super) fn fill(&self, place: Place, tiles: SharedPointer<f32>) {
+    /// Whether the derivative by z is not that by the logit, so that gradients need the slopes of `fill`.
+    pub(super) fn bends(&self) -> bool {
+        self.distribution.softcap.is_some()
+    }
+
+    /// Logits of the chunk at hand and the panels of a place, into tiles that nobody else uses, and if `slopes` is not null
+    /// the slopes of the softcap likewise.
+    pub(super) fn fill(&self, place: Place, tiles: SharedPointer<f32>, slopes: SharedPointer<f32>) {
         match (&self.linear, self.distribution.source) {
             (Some(linear), _) => {
                 // SAFETY: operands and tiles have the extents that the kernel states.
@@ -167,7 +173,12 @@ impl<'a> Operands<'a> {
         }
         // SAFETY: as above; the program reads no row inputs.
         unsafe {
-            (self.kernels.options.run)(&abi::RowLogits { inputs: self.options.view(), place, tiles: tiles.get() });
+            (self.kernels.options.run)(&abi::RowLogits {
+                inputs: self.options.view(),
+                place,
+                tiles: tiles.get(),
+                slopes: slopes.get(),
+            });
         }
     }
 

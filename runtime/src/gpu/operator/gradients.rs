@@ -1,7 +1,8 @@
 //! The second phase on one shard: Q of a chunk for all tokens, then its products with W and X.
 
 use super::super::buffer::Buffer;
-use super::super::driver::Argument::{self, I32, I64, Pointer};
+use super::super::driver::Argument::{I32, I64, Pointer};
+use super::super::range::{Bound, bring_into_range};
 use super::super::rows::pointer;
 use super::inputs::{self, Input, Linear};
 use super::kernels::OperatorKernels;
@@ -10,7 +11,7 @@ use crate::operator::{Distribution, DistributionGradients, GradientJob, RowJob};
 use crate::{Dtype, Result};
 use std::ops::Range;
 use vocabfuse_codegen::KernelKind;
-use vocabfuse_codegen::cuda::{ONE_BLOCK, accumulate_blocks, reduce_columns_blocks, row_blocks, weight_grad_blocks};
+use vocabfuse_codegen::cuda::{accumulate_blocks, reduce_columns_blocks, row_blocks, weight_grad_blocks};
 
 /// Adds the gradients of a shard; gives its parts of dX, `[tokens, H]`.
 pub(super) fn run(
@@ -31,7 +32,9 @@ pub(super) fn run(
         };
         return Ok(wanted.iter().zip(job.distributions).map(nothing).collect());
     }
-    let inputs = inputs::load(kernels, job)?;
+    let inputs = inputs::load(kernels, job)?.into_iter().zip(&*wanted);
+    let inputs = inputs.map(|(input, wanted)| if wanted.any() { input.with_slopes() } else { Ok(input) });
+    let inputs = inputs.collect::<Result<Vec<_>>>()?;
     let pass = Pass::new(kernels, job, gradient, &inputs)?;
     let mut targets = vec![];
     for (index, wanted) in wanted.iter().enumerate().filter(|(_, wanted)| wanted.any()) {
@@ -79,14 +82,10 @@ struct Products {
 
 /// What brings Q of a chunk into the range of f16.
 struct Scale {
-    /// Largest |Q| of each token, and factors on them.
+    /// Largest |Q| of each token.
     peaks: Buffer,
-    ones: Buffer,
     /// A power of two, and its inverse.
     scale: Buffer,
-    /// What E = Q is relative to, and what A is.
-    exponents: Buffer,
-    zeros: Buffer,
 }
 
 /// Everything that all chunks share.
@@ -114,15 +113,7 @@ impl Target {
         let room = |wanted: bool, bytes: usize| wanted.then(|| Buffer::new(driver, bytes)).transpose();
         let products = |linear: &Linear<'_>| {
             let (dtype, width) = (linear.kernels.dtype, linear.width);
-            let scale = || {
-                Ok(Scale {
-                    peaks: Buffer::new(driver, tokens * 4)?,
-                    ones: Buffer::with(driver, &vec![1.0f32; tokens])?,
-                    scale: Buffer::new(driver, 8)?,
-                    exponents: Buffer::new(driver, tokens * 4)?,
-                    zeros: Buffer::with(driver, &vec![0.0f32; tokens])?,
-                })
-            };
+            let scale = || Ok(Scale { peaks: Buffer::new(driver, tokens * 4)?, scale: Buffer::new(driver, 8)? });
             Ok(Products {
                 rounded: Buffer::new(driver, tokens * CHUNK * dtype.size())?,
                 scale: (dtype == Dtype::F16).then(scale).transpose()?,
@@ -179,14 +170,11 @@ impl<'a> Pass<'a> {
                 ("ids", self.ids.from(0)),
                 ("token_stride", I64(self.job.selection.stride as i64)),
                 ("weights", self.weights.from(0)),
+                ("slopes", pointer(self.inputs[target.index].slopes.as_ref())),
                 ("q", self.q.from(0)),
                 ("peaks", target.scale().map_or(Pointer(0), |scale| scale.peaks.from(0))),
             ])
-            .uniforms(|name| match name {
-                "logit_scale" => Some(of.logit_scale),
-                "inverse_softcap" => Some(of.inverse_softcap()),
-                _ => None,
-            })?
+            .uniforms(|name| (name == "logit_scale").then_some(of.logit_scale))?
             .rows(|name| self.rows.iter().find(|(known, _)| *known == name).map(|(_, values)| values.from(0)))?;
         call.launch(row_blocks(self.job.rows.len()))
     }
@@ -208,25 +196,17 @@ impl<'a> Pass<'a> {
     /// A += Q W and dW = transposed Q X.
     fn multiply(&self, to: &Products, linear: &Linear<'_>, chunk: &Range<usize>) -> Result<()> {
         let (kernels, tokens, width) = (linear.kernels, self.job.rows.len(), linear.width);
-        let scaled = |part: fn(&Scale) -> &Buffer| -> Argument { pointer(to.scale.as_ref().map(part)) };
-        if let Some(scale) = &to.scale {
-            let call = kernels
-                .call(KernelKind::GradientScale)?
-                .set([("tokens", I32(tokens as i32)), ("scale", scale.scale.from(0))])
-                .rows(|name| match name {
-                    "bound" => Some(scale.peaks.from(0)),
-                    "upstream" => Some(scale.ones.from(0)),
-                    _ => None,
-                })?;
-            call.launch(ONE_BLOCK)?;
+        let scale = pointer(to.scale.as_ref().map(|s| &s.scale));
+        if let Some(of) = &to.scale {
+            let bound = Bound { values: of.peaks.from(0), upstream: Pointer(0), count: tokens };
+            bring_into_range(kernels, &bound, scale)?;
         }
         let call = kernels.call(KernelKind::RoundRows)?.set([
             ("q", self.q.from(0)),
             ("stride", I64(CHUNK as i64)),
             ("columns", I32(chunk.len() as i32)),
-            ("scale", scaled(|s| &s.scale)),
+            ("scale", scale),
             ("rounded", to.rounded.from(0)),
-            ("exponents", scaled(|s| &s.exponents)),
         ]);
         call.launch(row_blocks(tokens))?;
         if let Some(a) = &to.a {
@@ -241,8 +221,9 @@ impl<'a> Pass<'a> {
                 ("a_stride", I64(width as i64)),
                 ("first", I32(i32::from(chunk.start == 0))),
                 ("previous", Pointer(0)),
-                ("references", scaled(|s| &s.zeros)),
-                ("e_references", scaled(|s| &s.exponents)),
+                ("references", Pointer(0)),
+                ("e_references", Pointer(0)),
+                ("scale", scale),
             ]);
             call.launch(accumulate_blocks(tokens, width))?;
         }
@@ -257,7 +238,7 @@ impl<'a> Pass<'a> {
             ("dw", dw.from(chunk.start * width * 4)),
             ("dw_stride", I64(width as i64)),
             ("beta", I32(0)),
-            ("scale", scaled(|s| &s.scale)),
+            ("scale", scale),
             ("skip", Pointer(0)),
             ("skip_stride", I64(0)),
         ]);

@@ -3,6 +3,7 @@
 use super::super::buffer::Buffer;
 use super::super::driver::Argument::{self, I32, I64};
 use super::super::kernels::Kernels;
+use super::super::rows::pointer;
 use super::super::s_pass::{check_extent, padded_hidden};
 use super::CHUNK;
 use super::kernels::OperatorKernels;
@@ -25,6 +26,8 @@ pub(super) struct Input<'a> {
     bias: Buffer,
     /// f32 `[tokens][CHUNK]`.
     pub(super) logits: Buffer,
+    /// Slopes of the softcap at the logits, f32 `[tokens][CHUNK]`; only for gradients of capped logits.
+    pub(super) slopes: Option<Buffer>,
 }
 
 /// Operands of products.
@@ -72,7 +75,15 @@ impl<'a> Input<'a> {
             linear,
             bias: Buffer::with(driver, &bias)?,
             logits: Buffer::new(driver, rows.len() * CHUNK * 4)?,
+            slopes: None,
         })
+    }
+
+    /// From now on the slopes of the softcap are made with the logits, if there is one.
+    pub(super) fn with_slopes(mut self) -> Result<Self> {
+        let room = || Buffer::new(self.kernels.driver(), self.rows.len() * CHUNK * 4);
+        self.slopes = self.distribution.softcap.map(|_| room()).transpose()?;
+        Ok(self)
     }
 
     /// Operands of products; none of given logits.
@@ -95,6 +106,7 @@ impl<'a> Input<'a> {
                 ("stride", I64(CHUNK as i64)),
                 ("first_column", I32(chunk.start as i32)),
                 ("columns", I32(chunk.len() as i32)),
+                ("slopes", pointer(self.slopes.as_ref())),
             ])
             .uniforms(|name| match name {
                 "logit_scale" => Some(self.distribution.logit_scale),
