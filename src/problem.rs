@@ -201,6 +201,15 @@ impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
         }
     }
 
+    /// What the output `loss` is off by where the losses of the tokens are off by these.
+    pub fn reduce_sizes(&self, mut sizes: Vec<f64>) -> Vec<f64> {
+        sizes.iter_mut().enumerate().for_each(|(token, size)| *size *= self.token_weight(token).abs());
+        match self.options.reduction {
+            Reduction::None => sizes,
+            Reduction::Sum | Reduction::Mean => vec![sizes.iter().sum::<f64>() / self.divisor().abs()],
+        }
+    }
+
     fn divisor(&self) -> f64 {
         if self.options.reduction != Reduction::Mean {
             return 1.0;

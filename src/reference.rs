@@ -168,7 +168,7 @@ fn accumulate_dw(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Ra
     });
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     // Independent sums, or the compiler may not use vectors.
     let mut sums = [0.0; 8];
     let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
@@ -195,24 +195,29 @@ fn add_scaled(to: &mut [f64], factor: f64, from: &[f64]) {
 /// different length, the error is infinite. Infinities are left out of max |want|. If `want` is zero everywhere, so is
 /// the error when `got` is zero as well, else it is infinite.
 pub fn largest_error<A: Copy + Into<f64>, B: Copy + Into<f64>>(got: &[A], want: &[B]) -> f64 {
+    let difference = largest_difference(got, want);
+    let finite = want.iter().map(|&want| want.into().abs()).filter(|want| want.is_finite());
+    let scale = finite.fold(0.0, f64::max);
+    if difference == 0.0 { 0.0 } else { difference / scale }
+}
+
+/// max |got - want|, with the same rules as [`largest_error`].
+pub fn largest_difference<A: Copy + Into<f64>, B: Copy + Into<f64>>(got: &[A], want: &[B]) -> f64 {
     if got.len() != want.len() {
         return f64::INFINITY;
     }
-    let (mut difference, mut scale) = (0.0_f64, 0.0_f64);
-    for (&got, &want) in got.iter().zip(want) {
+    let difference = |(&got, &want): (&A, &B)| {
         let (got, want): (f64, f64) = (got.into(), want.into());
         if got == want || (got.is_nan() && want.is_nan()) {
             // Covers infinities, whose difference is NaN.
+            0.0
         } else if got.is_finite() && want.is_finite() {
-            difference = difference.max((got - want).abs());
+            (got - want).abs()
         } else {
-            return f64::INFINITY;
+            f64::INFINITY
         }
-        if want.is_finite() {
-            scale = scale.max(want.abs());
-        }
-    }
-    if difference == 0.0 { 0.0 } else { difference / scale }
+    };
+    got.iter().zip(want).map(difference).fold(0.0, f64::max)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use vocabfuse::problem::{Options, Outputs, Problem};
+use vocabfuse::bounds::{self, Arithmetic, Worst};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
     Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, OutputLayer,
@@ -192,6 +193,17 @@ pub fn same(a: &[f32], b: &[f32]) -> bool {
 
 /// The same problem in f64.
 pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
+    in_f64(case, tensors, |problem| reference::cross_entropy(problem).expect("the case is well-formed"))
+}
+
+/// What each row of the outputs may be off by.
+fn bounds(case: &Case, tensors: &Tensors, truth: &Outputs<f64>) -> bounds::Rows {
+    let filter = case.policy.filter.map(f64::from);
+    let arithmetic = Arithmetic { dtype: case.dtype, precision: case.precision, filter };
+    in_f64(case, tensors, |problem| bounds::cross_entropy(problem, truth, arithmetic))
+}
+
+fn in_f64<T>(case: &Case, tensors: &Tensors, with: impl FnOnce(&Problem<'_, f64>) -> T) -> T {
     let wide = |v: &[f32]| -> Vec<f64> { v.iter().map(|v| f64::from(*v)).collect() };
     let optional = |v: &Option<Vec<f32>>| v.as_deref().map(wide);
     let (x, w) = (wide(&tensors.x), wide(&tensors.w));
@@ -207,7 +219,7 @@ pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
         vocab: case.vocab,
         ..Problem::new(&x, &w, &tensors.targets, case.hidden, Options::from(case.loss))
     };
-    reference::cross_entropy(&problem).expect("the case is well-formed")
+    with(&problem)
 }
 
 /// The same problem as a plain composition in the dtype of the case.
@@ -267,8 +279,26 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     if case.loss.argmax {
         argmax(case, tensors, run, &truth)?;
     }
+    if let (Some(got), Some(plain), Some(truth)) = (&run.out.dbias, &plain.dbias, &truth.dbias) {
+        one("dbias", got, plain, truth)?;
+    }
+    let rows = bounds(case, tensors, &truth);
+    let row = |name: &str, got: &[f32], plain: &[f32], truth: &[f64], bounds: &[f64]| {
+        let Worst { row, excess } = bounds::worst(got, plain, truth, bounds);
+        let size = truth.len() / bounds.len().max(1);
+        let values = |values: &[f32]| values.get(row * size..(row + 1) * size).map(<[f32]>::to_vec);
+        if excess <= 1.0 {
+            return Ok(());
+        }
+        let (got, plain, truth) = (values(got), values(plain), truth.get(row * size..(row + 1) * size));
+        Err(format!("{name}: row {row} is {excess} times what it may be off by, {got:?} for {truth:?}, plain {plain:?}, bound {:?} in {case:?}", bounds.get(row)))
+    };
+    row("loss", &run.out.loss, &plain.loss, &truth.loss, &rows.loss)?;
+    row("lse", &run.out.lse, &plain.lse, &truth.lse, &rows.lse)?;
+    row("dx", &run.out.dx, &plain.dx, &truth.dx, &rows.dx)?;
+    row("dw", &run.out.dw, &plain.dw, &truth.dw, &rows.dw)?;
     match (&run.out.dbias, &plain.dbias, &truth.dbias) {
-        (Some(got), Some(plain), Some(truth)) => one("dbias", got, plain, truth),
+        (Some(got), Some(plain), Some(truth)) => row("dbias", got, plain, truth, &rows.dbias),
         _ => Ok(()),
     }
 }
