@@ -4,6 +4,7 @@
 pub mod embedding;
 
 use crate::CrossEntropy;
+use crate::operators::{Distribution, Raw};
 
 /// How the losses of the tokens become the output `loss`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -142,6 +143,16 @@ impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
     /// N.
     pub fn tokens(&self) -> usize {
         self.targets.len()
+    }
+
+    /// The distributions of the tokens, of which the loss is one of many functions.
+    pub fn distribution(&self) -> Distribution<'a, T> {
+        Distribution {
+            raw: Raw::Linear { x: self.x, w: self.w, hidden: self.hidden },
+            bias: self.bias,
+            logit_scale: self.options.logit_scale,
+            softcap: self.options.softcap,
+        }
     }
 
     /// Class of a token; `None` if the token is ignored.

@@ -55,7 +55,9 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
     for first in (0..tokens).step_by(BLOCK) {
         let block = first..tokens.min(first + BLOCK);
         // One line a class, one value a token of the block: first logits, then their gradients.
-        let mut lines = logits(problem, block.clone());
+        let z = products(problem, block.clone());
+        let cap = problem.options.softcap;
+        let mut lines: Vec<f64> = z.par_iter().map(|z| cap.map_or(*z, |c| c * (z / c).tanh())).collect();
         let rows: Vec<Row> = block
             .clone()
             .into_par_iter()
@@ -66,9 +68,9 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
             out.lse[i] = row.lse;
             out.argmax[i] = row.argmax;
         }
-        lines.par_chunks_mut(block.len()).enumerate().for_each(|(class, line)| {
-            for (value, row) in line.iter_mut().zip(&rows) {
-                *value = logit_gradient(problem, row, class, *value);
+        lines.par_chunks_mut(block.len()).zip(z.par_chunks(block.len())).enumerate().for_each(|(class, (line, z))| {
+            for ((value, row), z) in line.iter_mut().zip(&rows).zip(z) {
+                *value = logit_gradient(problem, row, class, *value) * cap.map_or(1.0, |c| cap_slope(z / c));
             }
         });
         accumulate_dx(problem, &lines, &block, &mut out.dx[block.start * hidden..block.end * hidden]);
@@ -81,15 +83,15 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
     Ok(out)
 }
 
-fn logits(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64> {
+/// scale · (x · w) + bias
+fn products(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64> {
     let h = problem.hidden;
     let mut lines = vec![0.0; problem.vocab * block.len()];
     lines.par_chunks_mut(block.len()).enumerate().for_each(|(class, line)| {
         let w = &problem.w[class * h..(class + 1) * h];
         for (y, i) in line.iter_mut().zip(block.clone()) {
             let product = dot(&problem.x[i * h..(i + 1) * h], w);
-            let z = problem.options.logit_scale * product + problem.bias.map_or(0.0, |b| b[class]);
-            *y = problem.options.softcap.map_or(z, |c| c * (z / c).tanh());
+            *y = problem.options.logit_scale * product + problem.bias.map_or(0.0, |b| b[class]);
         }
     });
     lines
@@ -135,7 +137,13 @@ fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>
     }
 }
 
-/// Derivative by scale · (x · w) + bias.
+/// Derivative of tanh. 1 - tanh² has no digit left where tanh is near 1.
+pub(crate) fn cap_slope(t: f64) -> f64 {
+    let q = (-2.0 * t.abs()).exp();
+    4.0 * q / ((1.0 + q) * (1.0 + q))
+}
+
+/// Derivative by the logit, a softcap included.
 fn logit_gradient(problem: &Problem<'_, f64>, row: &Row, class: usize, logit: f64) -> f64 {
     let Some(target) = row.target else { return 0.0 };
     let (hard, share) = problem.smoothed(target, class);
@@ -143,8 +151,7 @@ fn logit_gradient(problem: &Problem<'_, f64>, row: &Row, class: usize, logit: f6
     let soft = row.shares + 2.0 * problem.options.z_loss * row.lse;
     // p - 1 at the target, as the sum of what is not p.
     let from_hard = if class == target { -row.others / row.total } else { p };
-    let by_logit = row.factor * (hard * from_hard + soft * p - share) + row.lse_factor * p;
-    by_logit * problem.options.softcap.map_or(1.0, |c| 1.0 - (logit / c) * (logit / c))
+    row.factor * (hard * from_hard + soft * p - share) + row.lse_factor * p
 }
 
 fn accumulate_dx(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, dx: &mut [f64]) {

@@ -2,20 +2,13 @@
 
 use super::gradients::{Derivative, Sums};
 use super::logits::{BLOCK, Logits, Row, Softmax};
-use super::{Arithmetic, EPSILON, Rows, TINY};
-use crate::operators::{Distribution, Raw};
+use super::{Arithmetic, EPSILON, TINY};
 use crate::problem::{Outputs, Problem};
 
-/// What the outputs of a problem may be off by, row by row; `truth` is what they should be.
-pub fn cross_entropy(problem: &Problem<'_, f64>, truth: &Outputs<f64>, arithmetic: Arithmetic) -> Rows {
-    let options = problem.options;
-    let of = Distribution {
-        raw: Raw::Linear { x: problem.x, w: problem.w, hidden: problem.hidden },
-        bias: problem.bias,
-        logit_scale: options.logit_scale,
-        softcap: options.softcap,
-    };
-    let logits = Logits::new(of, problem.vocab, arithmetic);
+/// What the outputs of a problem may be off by: values of loss and lse, rows of dX and dW, values of dBias. `truth` is what
+/// they should be.
+pub fn cross_entropy(problem: &Problem<'_, f64>, truth: &Outputs<f64>, arithmetic: Arithmetic) -> Outputs<f64> {
+    let logits = Logits::new(problem.distribution(), problem.vocab, arithmetic);
     let mut sums = Sums::new(&logits, arithmetic);
     let tokens = problem.tokens();
     let (mut losses, mut lse) = (vec![0.0; tokens], vec![0.0; tokens]);
@@ -36,7 +29,9 @@ pub fn cross_entropy(problem: &Problem<'_, f64>, truth: &Outputs<f64>, arithmeti
     let rounding = |want: f64| TINY + if want.is_finite() { 4.0 * EPSILON * want.abs() } else { 0.0 };
     let losses = problem.reduce_sizes(losses);
     let loss = losses.iter().zip(&truth.loss).map(|(bound, want)| bound + rounding(*want)).collect();
-    Rows { loss, lse, ..sums.rows(&truth.dx, &truth.dw, dbias) }
+    let rows = sums.rows(&truth.dx, &truth.dw, dbias);
+    let dbias = problem.bias.map(|_| rows.dbias);
+    Outputs { loss, lse, argmax: vec![], dx: rows.dx, dw: rows.dw, dbias }
 }
 
 /// One token that has a target and a distribution.

@@ -1,7 +1,7 @@
 //! Bounds of the rows of gradients, from those of the derivatives by the logits.
 
 use super::logits::Logits;
-use super::{Arithmetic, EPSILON, Rows, TINY, largest};
+use super::{Arithmetic, EPSILON, TINY, largest};
 use crate::operators::Raw;
 
 /// A derivative by a logit z = scale raw + bias.
@@ -27,7 +27,7 @@ struct Sum {
 impl Sum {
     fn add(&mut self, derivative: Derivative, factor: f64, lost: f64) {
         // A class without probability adds nothing, whatever its weights are.
-        if derivative.size > 0.0 && factor > 0.0 {
+        if derivative.size + derivative.error > 0.0 && factor > 0.0 {
             let Derivative { size, error, omitted } = derivative;
             self.errors += factor * (error + omitted + 4.0 * EPSILON * size + lost);
             self.squares += (factor * size) * (factor * size);
@@ -37,6 +37,13 @@ impl Sum {
     fn bound(self, scale: f64, narrow: f64, want: f64) -> f64 {
         scale * (self.errors + 2.0 * narrow * self.squares.sqrt()) + (narrow + 2.0 * EPSILON) * want + TINY
     }
+}
+
+/// Bounds of the rows of gradients.
+pub(super) struct Rows {
+    pub dx: Vec<f64>,
+    pub dw: Vec<f64>,
+    pub dbias: Vec<f64>,
 }
 
 /// Sums over tokens and classes.
@@ -93,7 +100,6 @@ impl Sums {
             dx: bounds(&self.dx, self.scale, dx),
             dw: bounds(&self.dw, self.scale, dw),
             dbias: bounds(&self.dbias, 1.0, dbias),
-            ..Rows::default()
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Arithmetic, EPSILON};
 use crate::operators::{Distribution, Raw};
-use crate::reference::dot;
+use crate::reference::{cap_slope, dot};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -102,9 +102,8 @@ impl<'a> Logits<'a> {
         };
         let slope = self.of.softcap.map(|cap| {
             let slope = |(j, z): (usize, &f64)| {
-                let q = (-2.0 * (z / cap).abs()).exp();
                 let relative = (2.0 * rounding_of_z(j) + 4.0 * EPSILON * z.abs()) / cap + 8.0 * EPSILON;
-                (4.0 * q / ((1.0 + q) * (1.0 + q)), relative)
+                (cap_slope(z / cap), relative)
             };
             z.iter().enumerate().map(slope).collect::<Vec<_>>()
         });

@@ -9,12 +9,14 @@
 //! products are rounded to a narrow type, which is done to each on its own, the sum is off by the root of the sum of squares.
 
 mod cross_entropy;
+mod embedding;
 mod gradients;
 mod logits;
 mod operators;
 mod picks;
 
 pub use cross_entropy::cross_entropy;
+pub use embedding::embedding;
 pub use operators::operator;
 pub use picks::{Picks, picks};
 
@@ -81,21 +83,6 @@ pub fn stored(want: &[f64], rows: usize, dtype: Dtype) -> Vec<f64> {
     };
     let rows = want.chunks((want.len() / rows.max(1)).max(1)).map(largest);
     rows.map(|size| unit(dtype) * size + lost).collect()
-}
-
-/// Bounds of the rows of each output of a problem; empty for what it has not.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rows {
-    /// Of each value of the loss.
-    pub loss: Vec<f64>,
-    /// Of each token.
-    pub lse: Vec<f64>,
-    /// Of each row of dX.
-    pub dx: Vec<f64>,
-    /// Of each row of dW.
-    pub dw: Vec<f64>,
-    /// Of each class.
-    pub dbias: Vec<f64>,
 }
 
 /// The row of an output that is the furthest off.

@@ -197,7 +197,7 @@ pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
 }
 
 /// What each row of the outputs may be off by.
-fn bounds(case: &Case, tensors: &Tensors, truth: &Outputs<f64>) -> bounds::Rows {
+fn bounds(case: &Case, tensors: &Tensors, truth: &Outputs<f64>) -> Outputs<f64> {
     let filter = case.policy.filter.map(f64::from);
     let arithmetic = Arithmetic { dtype: case.dtype, precision: case.precision, filter };
     in_f64(case, tensors, |problem| bounds::cross_entropy(problem, truth, arithmetic))
@@ -283,24 +283,30 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
         one("dbias", got, plain, truth)?;
     }
     let rows = bounds(case, tensors, &truth);
-    let row = |name: &str, got: &[f32], plain: &[f32], truth: &[f64], bounds: &[f64]| {
-        let Worst { row, excess } = bounds::worst(got, plain, truth, bounds);
-        let size = truth.len() / bounds.len().max(1);
-        let values = |values: &[f32]| values.get(row * size..(row + 1) * size).map(<[f32]>::to_vec);
-        if excess <= 1.0 {
-            return Ok(());
-        }
-        let (got, plain, truth) = (values(got), values(plain), truth.get(row * size..(row + 1) * size));
-        Err(format!("{name}: row {row} is {excess} times what it may be off by, {got:?} for {truth:?}, plain {plain:?}, bound {:?} in {case:?}", bounds.get(row)))
-    };
-    row("loss", &run.out.loss, &plain.loss, &truth.loss, &rows.loss)?;
-    row("lse", &run.out.lse, &plain.lse, &truth.lse, &rows.lse)?;
-    row("dx", &run.out.dx, &plain.dx, &truth.dx, &rows.dx)?;
-    row("dw", &run.out.dw, &plain.dw, &truth.dw, &rows.dw)?;
-    match (&run.out.dbias, &plain.dbias, &truth.dbias) {
-        (Some(got), Some(plain), Some(truth)) => row("dbias", got, plain, truth, &rows.dbias),
-        _ => Ok(()),
+    check_rows("loss", [&run.out.loss, &plain.loss], &truth.loss, &rows.loss)
+        .and_then(|()| check_rows("lse", [&run.out.lse, &plain.lse], &truth.lse, &rows.lse))
+        .and_then(|()| check_rows("dx", [&run.out.dx, &plain.dx], &truth.dx, &rows.dx))
+        .and_then(|()| check_rows("dw", [&run.out.dw, &plain.dw], &truth.dw, &rows.dw))
+        .and_then(|()| match (&run.out.dbias, &plain.dbias, &truth.dbias, &rows.dbias) {
+            (Some(got), Some(plain), Some(truth), Some(rows)) => check_rows("dbias", [got, plain], truth, rows),
+            _ => Ok(()),
+        })
+        .map_err(|e| format!("{e} in {case:?}"))
+}
+
+/// Checks that the error of each row is at most twice that of the plain composition, and its bound.
+pub fn check_rows(name: &str, [got, plain]: [&[f32]; 2], truth: &[f64], bounds: &[f64]) -> Result<(), String> {
+    let Worst { row, excess } = bounds::worst(got, plain, truth, bounds);
+    if excess <= 1.0 {
+        return Ok(());
     }
+    let width = truth.len() / bounds.len().max(1);
+    let error = |values: &[f32]| match (values.get(row * width..(row + 1) * width), truth.get(row * width..(row + 1) * width)) {
+        (Some(values), Some(truth)) => reference::largest_difference(values, truth),
+        _ => f64::INFINITY,
+    };
+    let (own, plain, bound) = (error(got), error(plain), bounds.get(row).copied().unwrap_or_default());
+    Err(format!("{name}: row {row} is off by {own:e}, {excess:.3} times what it may be; plain {plain:e}, bound {bound:e}"))
 }
 
 // Logits that f32 cannot tell apart may change places.
