@@ -220,7 +220,9 @@ impl Pair<'_> {
         let of_class = |class: usize| {
             let (p, q, ratio) = (self.p.p[class], self.q.p[class], self.ratio(class));
             let by_p = p * ((ratio - value).abs() * self.p.exponential[class] + self.distances(class));
-            by_p + (q - p).abs() * self.q.exponential[class] + p * 16.0 * EPSILON * ratio.abs()
+            // A divergence is a sum of p (e^-ratio - 1 + ratio), which is a square where ratios are small.
+            let square = p * self.of_ratio(class) * self.of_ratio(class);
+            by_p + (q - p).abs() * self.q.exponential[class] + p * 16.0 * EPSILON * ratio.abs() + square
         };
         (value, classes().map(of_class).sum::<f64>() + 4.0 * EPSILON * value + TINY)
     }

@@ -6,6 +6,7 @@ mod precision;
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use vocabfuse::bounds::{self, Arithmetic, Worst};
 use vocabfuse::operators::{self, Answer, Gradients, Query, Raw, Real, Upstream};
 use vocabfuse::{plain, ranks};
 use vocabfuse_runtime::{
@@ -273,8 +274,8 @@ pub fn draws<D: Device>(device: &D, logits: &[f32], vocab: usize, bounds: &[usiz
     .unwrap()
 }
 
-/// The same by materialised logits.
-pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
+/// What `with` makes of the query of a case and its upstream gradients, in the type of a computation.
+fn in_type<T: Real, R>(case: &Case, data: &Data, with: impl FnOnce(&Query<'_, T>, &Upstream<'_, T>) -> R) -> R {
     let typed = |v: &[f32]| -> Vec<T> { v.iter().map(|v| T::from_f64(f64::from(*v))).collect() };
     let both = |values: &[Vec<f32>; 2]| [typed(&values[0]), typed(&values[1])];
     let (x, w, logits, bias) = (both(&data.x), both(&data.w), both(&data.logits), both(&data.bias));
@@ -304,12 +305,60 @@ pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
         Which::Reverse => Query::KlDivergence { p: of(0), q: of(1) },
         Which::TopK(k) => Query::TopK(of(0), k),
     };
-    let upstream = Upstream { logprobs: Some(&slots), entropy: Some(&rows), divergence: Some(&rows) };
-    let mut answer = operators::evaluate(&query, &upstream, case.vocab, case.dtypes[0]);
+    with(&query, &Upstream { logprobs: Some(&slots), entropy: Some(&rows), divergence: Some(&rows) })
+}
+
+/// An answer with the distributions in the order of the caller, the student first.
+fn ordered<T>(case: &Case, mut answer: Answer<T>) -> Answer<T> {
     if case.which == Which::Forward {
         answer.gradients.reverse();
     }
     answer
+}
+
+/// The same by materialised logits.
+pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
+    let answer = in_type(case, data, |query, upstream| operators::evaluate(query, upstream, case.vocab, case.dtypes[0]));
+    ordered(case, answer)
+}
+
+/// Every row has an error of at most twice that of the plain composition, and a bound on the roundings of its terms; ids
+/// are judged by their logits.
+pub fn check_rows(case: &Case, data: &Data, got: &Answer<f32>, plain: &Answer<f32>) -> Result<(), String> {
+    let arithmetic = Arithmetic { dtype: case.dtypes[0], precision: case.precision, filter: None };
+    let (truth, bounds) = in_type(case, data, |query, upstream| {
+        let truth = operators::evaluate(query, upstream, case.vocab, case.dtypes[0]);
+        let bounds = bounds::operator(query, upstream, case.vocab, &truth, arithmetic);
+        (truth, bounds)
+    });
+    let (truth, bounds) = (ordered(case, truth), ordered(case, bounds));
+    let one = |name: &str, got: &[f32], plain: &[f32], truth: &[f64], bounds: &[f64]| {
+        let Worst { row, excess } = bounds::worst(got, plain, truth, bounds);
+        let bound = bounds.get(row).copied().unwrap_or_default();
+        if excess <= 1.0 { Ok(()) } else { Err(format!("{name}: row {row} is {excess:.3} times what it may be off by, bound {bound:e}, in {case:?}")) }
+    };
+    if let Which::TopK(k) = case.which {
+        let picks = in_type(case, data, |query, _| bounds::picks(query, case.vocab, &got.ids, arithmetic, |_| true));
+        let exact = |values: &[f64]| values.iter().map(|v| *v as f32).collect::<Vec<_>>();
+        if !picks.worst.passes() {
+            return Err(format!("ids: {:?} of {k} in {case:?}", picks.worst));
+        }
+        one("logits", &got.logits, &exact(&picks.logits), &picks.logits, &picks.of_logits)?;
+        return one("logprobs", &got.logprobs, &exact(&picks.logprobs), &picks.logprobs, &picks.of_logprobs);
+    }
+    one("logprobs", &got.logprobs, &plain.logprobs, &truth.logprobs, &bounds.logprobs)?;
+    one("entropy", &got.entropy, &plain.entropy, &truth.entropy, &bounds.entropy)?;
+    one("divergence", &got.divergence, &plain.divergence, &truth.divergence, &bounds.divergence)?;
+    for (i, got) in got.gradients.iter().enumerate() {
+        let (plain, truth, bounds) = (&plain.gradients[i], &truth.gradients[i], &bounds.gradients[i]);
+        one(&format!("dx {i}"), &got.x, &plain.x, &truth.x, &bounds.x)?;
+        one(&format!("dw {i}"), &got.w, &plain.w, &truth.w, &bounds.w)?;
+        one(&format!("dbias {i}"), &got.bias, &plain.bias, &truth.bias, &bounds.bias)?;
+        if case.given {
+            one(&format!("dlogits {i}"), &got.logits, &plain.logits, &truth.logits, &bounds.logits)?;
+        }
+    }
+    Ok(())
 }
 
 /// Every output has an error of at most twice that of the plain composition in the same dtype, and a floor: a few roundings
@@ -353,7 +402,7 @@ pub fn check(case: &Case, data: &Data, run: &Run) -> Result<(), String> {
             one(&format!("dlogits {i}"), scale * upstream, &got.logits, &plain.logits, &truth.logits)?;
         }
     }
-    Ok(())
+    check_rows(case, data, got, &plain)
 }
 
 /// The largest difference; two NaN and two equal infinities count as equal, all else that is no number as infinitely far.
