@@ -90,8 +90,11 @@ impl<'a> Token<'a> {
     fn loss(&self) -> f64 {
         let Softmax { max, log_total, p, total, .. } = self.softmax;
         let surprise = (max - self.row.y[self.target]) + log_total;
-        let of_hard =
-            if self.hard == 0.0 { 0.0 } else { self.hard.abs() * (self.others * self.ratio + 4.0 * EPSILON * surprise.abs()) };
+        let of_hard = if self.hard == 0.0 {
+            0.0
+        } else {
+            self.hard.abs() * (self.others * self.ratio + 4.0 * EPSILON * surprise.abs())
+        };
         let of_class = |class: usize| {
             let (share, below) = (self.problem.smoothed(self.target, class).1, max - self.row.y[class]);
             let error = self.row.rounding[class] + total + 4.0 * EPSILON * (below + log_total.abs());

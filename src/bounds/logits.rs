@@ -88,16 +88,18 @@ impl<'a> Logits<'a> {
         let capped = |z: f64| self.of.softcap.map_or(z, |cap| cap * (z / cap).tanh());
         let y: Vec<f64> = z.iter().map(|z| capped(*z)).collect();
         let max = y.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        // Where all logits are numbers of f32, so in general were the sums that gave them: nothing was rounded.
+        let products = |j: usize| match self.of.raw {
+            Raw::Linear { .. } => scale.abs() * self.x_norms[token] * self.w_norms[j],
+            Raw::Logits(_) => 0.0,
+        };
+        // Where f32 holds the digits of all terms of a logit at once, sums round nothing.
         let counts = |y: f64| (y - max).exp() > 0.0;
-        let exact = z.iter().zip(&y).all(|(z, y)| !counts(*y) || f64::from(*z as f32) == *z);
+        let size = |j: usize| products(j) + self.of.bias.map_or(0.0, |bias| bias[j].abs());
+        let fits = |j: usize| f64::from(z[j] as f32) == z[j] && size(j) * EPSILON < 2.0 * last_digit(z[j]);
+        let exact = (0..z.len()).all(|j| !counts(y[j]) || fits(j));
         let rounding_of_z = |j: usize| {
-            let products = match self.of.raw {
-                Raw::Linear { .. } => scale.abs() * self.x_norms[token] * self.w_norms[j],
-                Raw::Logits(_) => 0.0,
-            };
-            let sums = if exact { 0.0 } else { EPSILON * (4.0 * products + z[j].abs()) };
-            let rounding = sums + self.arithmetic.product() * products;
+            let sums = if exact { 0.0 } else { EPSILON * (4.0 * products(j) + z[j].abs()) };
+            let rounding = sums + self.arithmetic.product() * products(j);
             if rounding.is_finite() { rounding } else { 0.0 }
         };
         let slope = self.of.softcap.map(|cap| {
@@ -116,6 +118,13 @@ impl<'a> Logits<'a> {
         let softmax = (max.is_finite() && y.iter().all(|y| !y.is_nan())).then(|| Softmax::new(&y, max, &rounding));
         Row { y, rounding, slope, softmax }
     }
+}
+
+/// The value of the last binary digit that is not zero; that of zero is infinite.
+fn last_digit(value: f64) -> f64 {
+    let (fraction, exponent) = (value.to_bits() & ((1 << 52) - 1), (value.to_bits() >> 52) & 0x7ff);
+    let digits = (1 << 52 | fraction).trailing_zeros();
+    if value == 0.0 { f64::INFINITY } else { 2.0f64.powi(exponent as i32 - 1075 + digits as i32) }
 }
 
 impl Softmax {

@@ -126,7 +126,9 @@ impl<'a> Bounds<'a> {
                 let (value, bound) = of_entropy(rows[0], softmax);
                 entropies.push(bound);
                 let u = upstream.entropy.map_or(0.0, |u| u[token].abs());
-                for (class, derivative) in derivatives.iter_mut().enumerate().filter(|(class, _)| softmax.p[*class] > 0.0) {
+                for (class, derivative) in
+                    derivatives.iter_mut().enumerate().filter(|(class, _)| softmax.p[*class] > 0.0)
+                {
                     let (p, log_p) = (u * softmax.p[class], softmax.log_p(rows[0].y[class]));
                     let factor = of_logprob(rows[0], softmax, class) + bound;
                     derivative.size += p * (log_p.abs() + value);

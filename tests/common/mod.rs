@@ -8,8 +8,9 @@ pub mod precision;
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::bounds::{self, Arithmetic, Worst};
+use vocabfuse::operators::Query;
+use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
     Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, OutputLayer,
@@ -22,7 +23,7 @@ pub struct Case {
     pub tokens: usize,
     pub hidden: usize,
     pub vocab: usize,
-    /// Bounds of the shards.
+    /// Bounds of the shards; rows beyond the vocabulary are padding.
     pub bounds: Vec<usize>,
     pub dtype: Dtype,
     /// That of the device, which `check` goes by.
@@ -131,24 +132,30 @@ pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run,
 }
 
 fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, from: fn(f32) -> T) -> Result<Run, Error> {
-    let layout = ShardLayout::from_bounds(&case.bounds)?;
+    // What lies beyond the vocabulary is padding, and poison.
+    let ranges: Vec<_> = case.bounds.windows(2).map(|bounds| bounds[0]..bounds[1]).collect();
+    let layout = ShardLayout::from_ranges(&ranges, case.vocab)?;
+    let stored = layout.stored();
     // Rows lie apart, and what lies between them is poison.
     let (x_stride, w_stride) = (case.hidden + 3, case.hidden + 1);
     let spread = |values: &[f32], rows: usize, stride: usize| -> Vec<f32> {
         let mut out = vec![f32::NAN; rows * stride];
-        for row in 0..rows {
+        for row in 0..values.len() / case.hidden.max(1) {
             out[row * stride..][..case.hidden].copy_from_slice(&values[row * case.hidden..][..case.hidden]);
         }
         out
     };
     let x = convert(&spread(&tensors.x, case.tokens, x_stride), from);
-    let w = convert(&spread(&tensors.w, case.vocab, w_stride), from);
+    let w = convert(&spread(&tensors.w, stored, w_stride), from);
     let x = Matrix::with_stride(&x, case.tokens, case.hidden, x_stride)?;
-    let w = Matrix::with_stride(&w, case.vocab, case.hidden, w_stride)?;
-    let mut dw = vec![0.0; case.vocab * case.hidden];
-    let mut dbias = tensors.bias.as_ref().map(|b| vec![0.0; b.len()]);
+    let w = Matrix::with_stride(&w, stored, case.hidden, w_stride)?;
+    let mut dw = vec![0.0; stored * case.hidden];
+    let bias = tensors.bias.clone().map(|mut bias| {
+        bias.resize(stored, f32::NAN);
+        bias
+    });
+    let mut dbias = bias.as_ref().map(|b| vec![0.0; b.len()]);
 
-    let ranges: Vec<_> = (0..layout.ranks()).map(|r| layout.range(r)).collect();
     let dw_parts = vocabfuse::ranks::split_rows(&mut dw, case.hidden, ranges.iter().cloned());
     let dbias_parts: Vec<Option<&mut [f32]>> = match &mut dbias {
         Some(d) => vocabfuse::ranks::split_rows(d, 1, ranges.iter().cloned()).into_iter().map(Some).collect(),
@@ -165,7 +172,7 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
             class_weights: tensors.class_weights.as_deref(),
             ..Batch::new(x, &tensors.targets)
         };
-        let shard = Shard { weight: w.row_range(range.clone())?, bias: tensors.bias.as_deref().map(|b| &b[range]) };
+        let shard = Shard { weight: w.row_range(range.clone())?, bias: bias.as_deref().map(|b| &b[range]) };
         let partial = layer.s_pass(&comm, batch, shard)?;
         let kernels = partial.kernels();
         let done = partial.start_combine().wait()?;
@@ -183,6 +190,9 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
         assert!(same(&loss, other_loss) && same(&lse, other_lse) && same(&dx, other_dx), "ranks got different results");
     }
     let counters = results.iter().map(|r| r.3).collect();
+    let mut padding = dw.split_off(case.vocab * case.hidden);
+    padding.extend(dbias.iter_mut().flat_map(|dbias| dbias.split_off(case.vocab)));
+    assert!(padding.iter().all(|value| *value == 0.0), "padding is written");
     Ok(Run { out: Outputs { loss, lse, argmax, dx: dx.to_vec(), dw, dbias }, counters, kernels, filtered })
 }
 
@@ -282,16 +292,49 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     if let (Some(got), Some(plain), Some(truth)) = (&run.out.dbias, &plain.dbias, &truth.dbias) {
         one("dbias", got, plain, truth)?;
     }
-    let rows = bounds(case, tensors, &truth);
-    check_rows("loss", [&run.out.loss, &plain.loss], &truth.loss, &rows.loss)
-        .and_then(|()| check_rows("lse", [&run.out.lse, &plain.lse], &truth.lse, &rows.lse))
-        .and_then(|()| check_rows("dx", [&run.out.dx, &plain.dx], &truth.dx, &rows.dx))
-        .and_then(|()| check_rows("dw", [&run.out.dw, &plain.dw], &truth.dw, &rows.dw))
-        .and_then(|()| match (&run.out.dbias, &plain.dbias, &truth.dbias, &rows.dbias) {
-            (Some(got), Some(plain), Some(truth), Some(rows)) => check_rows("dbias", [got, plain], truth, rows),
-            _ => Ok(()),
-        })
-        .map_err(|e| format!("{e} in {case:?}"))
+    Yardstick { case, bounds: bounds(case, tensors, &truth), truth, plain }.check(run)
+}
+
+/// What rows are judged by.
+pub struct Yardstick<'a> {
+    case: &'a Case,
+    pub truth: Outputs<f64>,
+    plain: Outputs<f32>,
+    bounds: Outputs<f64>,
+}
+
+impl<'a> Yardstick<'a> {
+    /// That of a case, with a plain composition in `dtype`: f32 where a narrow one could not hold the logits.
+    pub fn new(case: &'a Case, tensors: &Tensors, dtype: Dtype) -> Yardstick<'a> {
+        let truth = truth(case, tensors);
+        let plain = composition(&Case { dtype, ..case.clone() }, tensors);
+        Yardstick { case, bounds: bounds(case, tensors, &truth), truth, plain }
+    }
+
+    /// Checks every row of every output.
+    pub fn check(&self, run: &Run) -> Result<(), String> {
+        let Yardstick { case, truth, plain, bounds } = self;
+        check_rows("loss", [&run.out.loss, &plain.loss], &truth.loss, &bounds.loss)
+            .and_then(|()| check_rows("lse", [&run.out.lse, &plain.lse], &truth.lse, &bounds.lse))
+            .and_then(|()| check_rows("dx", [&run.out.dx, &plain.dx], &truth.dx, &bounds.dx))
+            .and_then(|()| check_rows("dw", [&run.out.dw, &plain.dw], &truth.dw, &bounds.dw))
+            .and_then(|()| match (&run.out.dbias, &plain.dbias, &truth.dbias, &bounds.dbias) {
+                (Some(got), Some(plain), Some(truth), Some(bounds)) => check_rows("dbias", [got, plain], truth, bounds),
+                _ => Ok(()),
+            })
+            .map_err(|e| format!("{e} in {case:?}"))
+    }
+}
+
+/// Checks that each argmax is the class of the largest logit, or of one that f32 cannot tell from it.
+pub fn check_argmax(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
+    let arithmetic = Arithmetic { dtype: case.dtype, precision: case.precision, filter: None };
+    let picks = in_f64(case, tensors, |problem| {
+        let largest = Query::TopK(problem.distribution(), 1);
+        let takes_part = |token| problem.target(token).is_some();
+        bounds::picks(&largest, case.vocab, &run.out.argmax, arithmetic, takes_part)
+    });
+    if picks.worst.passes() { Ok(()) } else { Err(format!("argmax: {:?} in {case:?}", picks.worst)) }
 }
 
 /// Checks that the error of each row is at most twice that of the plain composition, and its bound.
@@ -301,12 +344,17 @@ pub fn check_rows(name: &str, [got, plain]: [&[f32]; 2], truth: &[f64], bounds: 
         return Ok(());
     }
     let width = truth.len() / bounds.len().max(1);
-    let error = |values: &[f32]| match (values.get(row * width..(row + 1) * width), truth.get(row * width..(row + 1) * width)) {
+    let error = |values: &[f32]| match (
+        values.get(row * width..(row + 1) * width),
+        truth.get(row * width..(row + 1) * width),
+    ) {
         (Some(values), Some(truth)) => reference::largest_difference(values, truth),
         _ => f64::INFINITY,
     };
     let (own, plain, bound) = (error(got), error(plain), bounds.get(row).copied().unwrap_or_default());
-    Err(format!("{name}: row {row} is off by {own:e}, {excess:.3} times what it may be; plain {plain:e}, bound {bound:e}"))
+    Err(format!(
+        "{name}: row {row} is off by {own:e}, {excess:.3} times what it may be; plain {plain:e}, bound {bound:e}"
+    ))
 }
 
 // Logits that f32 cannot tell apart may change places.

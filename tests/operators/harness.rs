@@ -1,5 +1,7 @@
 //! One operator on random operands, run on every rank and through the compositions of `vocabfuse::operators`.
 
+#![allow(dead_code)] // Each test crate uses a part of it.
+
 #[path = "../common/precision.rs"]
 mod precision;
 
@@ -22,6 +24,8 @@ pub enum Which {
     Forward,
     Reverse,
     TopK(usize),
+    /// With a seed.
+    Sample(u64),
 }
 
 impl Which {
@@ -30,6 +34,10 @@ impl Which {
 
     pub fn is_kl(self) -> bool {
         matches!(self, Which::Forward | Which::Reverse)
+    }
+
+    fn picks(self) -> bool {
+        matches!(self, Which::TopK(_) | Which::Sample(_))
     }
 
     fn distributions(self) -> usize {
@@ -206,11 +214,12 @@ pub fn run<D: Device>(device: &D, case: &Case, data: &Data) -> Result<Run, Error
             Which::Forward => layer.kl_divergence(&comm, of(0), of(1), KlDirection::Forward)?,
             Which::Reverse => layer.kl_divergence(&comm, of(0), of(1), KlDirection::Reverse)?,
             Which::TopK(k) => layer.top_k(&comm, of(0), k)?,
+            Which::Sample(seed) => layer.sample(&comm, of(0), seed)?,
         };
         let kernels = statistics.kernels();
         let done = statistics.start_combine().wait()?;
         assert_eq!(comm.counters().barriers, 1, "one barrier forward");
-        if matches!(case.which, Which::TopK(_)) {
+        if case.which.picks() {
             return Ok((done.values, vec![], vec![], kernels));
         }
         let mut own: Vec<Gradients<f32>> = caller(case)
@@ -304,6 +313,7 @@ fn in_type<T: Real, R>(case: &Case, data: &Data, with: impl FnOnce(&Query<'_, T>
         Which::Forward => Query::KlDivergence { p: of(1), q: of(0) },
         Which::Reverse => Query::KlDivergence { p: of(0), q: of(1) },
         Which::TopK(k) => Query::TopK(of(0), k),
+        Which::Sample(seed) => Query::Sample(of(0), seed),
     };
     with(&query, &Upstream { logprobs: Some(&slots), entropy: Some(&rows), divergence: Some(&rows) })
 }
@@ -318,7 +328,8 @@ fn ordered<T>(case: &Case, mut answer: Answer<T>) -> Answer<T> {
 
 /// The same by materialised logits.
 pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
-    let answer = in_type(case, data, |query, upstream| operators::evaluate(query, upstream, case.vocab, case.dtypes[0]));
+    let answer =
+        in_type(case, data, |query, upstream| operators::evaluate(query, upstream, case.vocab, case.dtypes[0]));
     ordered(case, answer)
 }
 
@@ -335,13 +346,17 @@ pub fn check_rows(case: &Case, data: &Data, got: &Answer<f32>, plain: &Answer<f3
     let one = |name: &str, got: &[f32], plain: &[f32], truth: &[f64], bounds: &[f64]| {
         let Worst { row, excess } = bounds::worst(got, plain, truth, bounds);
         let bound = bounds.get(row).copied().unwrap_or_default();
-        if excess <= 1.0 { Ok(()) } else { Err(format!("{name}: row {row} is {excess:.3} times what it may be off by, bound {bound:e}, in {case:?}")) }
+        if excess <= 1.0 {
+            Ok(())
+        } else {
+            Err(format!("{name}: row {row} is {excess:.3} times what it may be off by, bound {bound:e}, in {case:?}"))
+        }
     };
-    if let Which::TopK(k) = case.which {
+    if case.which.picks() {
         let picks = in_type(case, data, |query, _| bounds::picks(query, case.vocab, &got.ids, arithmetic, |_| true));
         let exact = |values: &[f64]| values.iter().map(|v| *v as f32).collect::<Vec<_>>();
         if !picks.worst.passes() {
-            return Err(format!("ids: {:?} of {k} in {case:?}", picks.worst));
+            return Err(format!("ids: {:?} in {case:?}", picks.worst));
         }
         one("logits", &got.logits, &exact(&picks.logits), &picks.logits, &picks.of_logits)?;
         return one("logprobs", &got.logprobs, &exact(&picks.logprobs), &picks.logprobs, &picks.of_logprobs);

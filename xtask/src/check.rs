@@ -55,6 +55,13 @@ pub fn test() -> Result<()> {
     run("cargo", &embedded, &[("VOCABFUSE_CUBINS", "sm_80")])
 }
 
+/// Runs random mixes of all options on each CPU target of this machine, which say how many ran where.
+pub fn random(cases: u32) -> Result<()> {
+    let cases = cases.to_string();
+    let environment = [("PROPTEST_RNG_SEED", SEED), ("PROPTEST_CASES", cases.as_str())];
+    run("cargo", &["test", "--package", "vocabfuse", "--test", "random", "--", "--nocapture"], &environment)
+}
+
 /// Format, lints, documentation, and the tests, among which is the one for drift of generated kernels.
 pub fn ci() -> Result<()> {
     run("cargo", &["fmt", "--all", "--check"], &[])?;

@@ -5,9 +5,9 @@
 
 use super::data::Data;
 use super::measure::Measured;
+use half::f16;
 use rayon::prelude::*;
 use serde::Serialize;
-use half::f16;
 use vocabfuse::matmul::{View, product};
 use vocabfuse::reference::largest_difference;
 use vocabfuse::{Dtype, Precision};

@@ -1,10 +1,10 @@
 //! `--check`: errors against the f64 reference, row by row beside those of the plain composition.
 
 use super::operator::{Operator, Tensor};
+use vocabfuse::Dtype;
 use vocabfuse::bounds::{self, Arithmetic, Picks, Worst};
 use vocabfuse::reference::largest_error;
 use vocabfuse::tensors::Elements;
-use vocabfuse::Dtype;
 
 /// Tensors by name, in the order of the report.
 pub type Named<T> = Vec<(&'static str, Vec<T>)>;
@@ -138,7 +138,8 @@ mod tests {
 
     #[test]
     fn each_row_has_the_plain_composition_as_its_yardstick() {
-        let of = |got: &[f32]| judged(got, &[1e3, 1e3, 1e-3, 0.0], &[1e3, 1001.0, 1e-3, 0.0], &[1e-3, 1e-9], Dtype::F32);
+        let of =
+            |got: &[f32]| judged(got, &[1e3, 1e3, 1e-3, 0.0], &[1e3, 1001.0, 1e-3, 0.0], &[1e-3, 1e-9], Dtype::F32);
         assert!(of(&[1002.0, 1e3, 1e-3, 0.0]).passes());
         assert!(!of(&[1002.1, 1e3, 1e-3, 0.0]).passes());
         // Small as the row is beside the other, it has to be right.

@@ -1,8 +1,8 @@
 //! The check of `run`: right outputs pass at every size, and no wrong one does.
 
+use super::Args;
 use super::check::Check;
 use super::operator::{Operator, Place, Tensor};
-use super::Args;
 use clap::Parser;
 use half::f16;
 use rand::{RngExt, SeedableRng};
@@ -129,7 +129,12 @@ fn right_outputs_of_one_to_three_tokens_classes_and_columns_pass() {
                 if operator.contains("--k 2") && sizes[1] == 1 {
                     continue;
                 }
-                passes(operator, sizes, dtype, ["", "--ranks 2", "--output-dtype bf16", "--ranks 3 --output-dtype f16"][size % 4]);
+                passes(
+                    operator,
+                    sizes,
+                    dtype,
+                    ["", "--ranks 2", "--output-dtype bf16", "--ranks 3 --output-dtype f16"][size % 4],
+                );
             }
         }
     }
@@ -138,7 +143,8 @@ fn right_outputs_of_one_to_three_tokens_classes_and_columns_pass() {
 #[test]
 fn what_the_filter_leaves_out_passes() {
     for dtype in DTYPES {
-        for (sizes, filter) in [([1, 1, 1], "1e-3"), ([2, 3, 2], "0.5"), ([40, 300, 16], "1e-2"), ([3, 900, 8], "0.1")] {
+        for (sizes, filter) in [([1, 1, 1], "1e-3"), ([2, 3, 2], "0.5"), ([40, 300, 16], "1e-2"), ([3, 900, 8], "0.1")]
+        {
             for ranks in ["", " --ranks 2 --save no"] {
                 let options = format!("--filter {filter}{ranks}");
                 passes("cross-entropy", sizes, dtype, &options);

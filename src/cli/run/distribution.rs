@@ -414,9 +414,8 @@ impl Operator for OnDistribution {
             return Ok(self.expected_picks(outputs, arithmetic));
         }
         let truth: Answer<f64> = self.evaluated();
-        let bounds = self.in_type(|query, upstream| {
-            bounds::operator(query, upstream, self.inputs.vocab, &truth, arithmetic)
-        });
+        let bounds =
+            self.in_type(|query, upstream| bounds::operator(query, upstream, self.inputs.vocab, &truth, arithmetic));
         Ok(Expected::values(self.named(truth), self.named(self.evaluated()), self.named(bounds)))
     }
 }
