@@ -173,8 +173,8 @@ fn a_row_that_is_wrong_fails_however_small_it_is() {
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         let case = Case { dtype, bias: true, ..Case::new(9, 12, 200) };
         let mut tensors = Tensors::random(&case);
-        // A class without a target, which is unlikely: its row is a millionth of others.
-        tensors.bias.as_mut().unwrap()[7] = -9.0;
+        // A class without a target, which is unlikely: its row is far smaller than others. In f16 it would be lost.
+        tensors.bias.as_mut().unwrap()[7] = if dtype == Dtype::F16 { -3.0 } else { -9.0 };
         tensors.targets.iter_mut().filter(|target| **target == 7).for_each(|target| *target = 8);
         let right = run(&cpu, &case, &tensors).unwrap();
         check(&case, &tensors, &right).unwrap();
