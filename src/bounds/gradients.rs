@@ -4,6 +4,9 @@ use super::logits::Logits;
 use super::{Arithmetic, EPSILON, TINY, largest};
 use crate::operators::Raw;
 
+/// How many times the root of their sum of squares roundings may add up to; nine that all have one sign do.
+const DEVIATIONS: f64 = 3.0;
+
 /// A derivative by a logit z = scale raw + bias.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Derivative {
@@ -35,7 +38,7 @@ impl Sum {
     }
 
     fn bound(self, scale: f64, narrow: f64, want: f64) -> f64 {
-        scale * (self.errors + 2.0 * narrow * self.squares.sqrt()) + (narrow + 2.0 * EPSILON) * want + TINY
+        scale * (self.errors + DEVIATIONS * narrow * self.squares.sqrt()) + (narrow + 2.0 * EPSILON) * want + TINY
     }
 }
 

@@ -124,8 +124,7 @@ impl Mix {
     fn check(&self) -> Result<(), String> {
         let Mix { case, threads, .. } = self;
         let tensors = self.tensors();
-        // Logits beside an offset are no numbers of a narrow type.
-        let dtype = if self.offset.is_some() { Dtype::F32 } else { case.dtype };
+        let dtype = self.offset.map_or(case.dtype, |offset| offset.yardstick(case.dtype));
         let yardstick = Yardstick::new(case, &tensors, dtype);
         let on = |name: &str, cpu: &Cpu, case: &Case, yardstick: &Yardstick<'_>| {
             let run = run(cpu, case, &tensors).map_err(|e| format!("{name}: {e}"))?;

@@ -132,6 +132,11 @@ impl Offset {
         values.iter_mut().for_each(|v| *v = (*v * 2.0).round().clamp(-2.0, 2.0) * self.step / scale.abs().min(1.0));
     }
 
+    /// The dtype of the plain composition: logits far from zero are no numbers of a narrow type.
+    fn yardstick(self, dtype: Dtype) -> Dtype {
+        if self.offset == 0.0 { dtype } else { Dtype::F32 }
+    }
+
     fn add(self, bias: &mut [f32]) {
         bias.iter_mut().for_each(|b| *b = self.offset + (*b * 4.0).round() * self.step);
     }

@@ -104,8 +104,7 @@ impl Mix {
 
     fn check(&self) -> Result<(), String> {
         let data = self.data();
-        // Logits beside an offset are no numbers of a narrow type.
-        let dtypes = if self.offset.is_some() { [Dtype::F32; 2] } else { self.case.dtypes };
+        let dtypes = self.case.dtypes.map(|dtype| self.offset.map_or(dtype, |offset| offset.yardstick(dtype)));
         let plain = composition::<f32>(&Case { dtypes, ..self.case.clone() }, &data);
         let on = |name: &str, cpu: &Cpu, case: &Case| {
             let run = run(cpu, case, &data).map_err(|e| format!("{name}: {e}"))?;
