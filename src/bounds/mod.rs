@@ -106,18 +106,22 @@ impl Worst {
 ///
 /// All have as many rows as there are bounds. An output of another size is infinitely far off.
 pub fn worst(got: &[f32], plain: &[f32], want: &[f64], bounds: &[f64]) -> Worst {
-    if got.len() != want.len() || plain.len() != want.len() || (bounds.is_empty() && !want.is_empty()) {
+    let ragged = if bounds.is_empty() { !want.is_empty() } else { !want.len().is_multiple_of(bounds.len()) };
+    if got.len() != want.len() || plain.len() != want.len() || ragged {
         return Worst { row: 0, excess: f64::INFINITY };
     }
-    let width = (want.len() / bounds.len().max(1)).max(1);
-    let rows = got.chunks(width).zip(plain.chunks(width)).zip(want.chunks(width)).zip(bounds);
-    let excess = |(row, (((got, plain), want), bound)): (usize, (((&[f32], &[f32]), &[f64]), &f64))| {
-        let (error, plain) = (largest_difference(got, want), largest_difference(plain, want));
+    let width = want.len() / bounds.len().max(1);
+    let excess = |row: usize, bound: &f64| {
+        let range = row * width..(row + 1) * width;
+        let error = largest_difference(&got[range.clone()], &want[range.clone()]);
+        let plain = largest_difference(&plain[range.clone()], &want[range]);
         let allowed = if plain.is_finite() { 2.0 * plain + bound } else { *bound };
         let excess = if error == 0.0 { 0.0 } else { error / allowed };
         Worst { row, excess: if excess.is_nan() { f64::INFINITY } else { excess } }
     };
-    rows.enumerate().map(excess).fold(Worst::default(), |a, b| if b.excess > a.excess { b } else { a })
+    let rows = if want.is_empty() { &[] } else { bounds };
+    let rows = rows.iter().enumerate().map(|(row, bound)| excess(row, bound));
+    rows.fold(Worst::default(), |a, b| if b.excess > a.excess { b } else { a })
 }
 
 /// The largest finite value.

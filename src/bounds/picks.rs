@@ -49,9 +49,9 @@ pub fn picks(
         let block = first..tokens.min(first + BLOCK);
         for (token, row) in block.clone().zip(logits.rows(block)) {
             let ids = &ids[token * k..][..k];
-            match row.softmax.as_ref().filter(|_| takes_part(token)) {
-                Some(softmax) => picks.token(token, (&row, softmax), ids, seed),
-                None => picks.none(token, ids),
+            match &row.softmax {
+                Some(softmax) if takes_part(token) => picks.token(token, (&row, softmax), ids, seed),
+                _ => picks.none(token, ids, if takes_part(token) { &row.y } else { &[] }),
             }
         }
     }
@@ -67,8 +67,10 @@ impl Picks {
         }
     }
 
-    fn none(&mut self, token: usize, ids: &[i64]) {
-        if ids.iter().any(|id| *id != -1) {
+    // The largest logit may be known where there is no distribution: it is infinite.
+    fn none(&mut self, token: usize, ids: &[i64], logits: &[f64]) {
+        let infinite = |id: i64| usize::try_from(id).is_ok_and(|class| logits.get(class) == Some(&f64::INFINITY));
+        if ids.iter().any(|id| *id != -1 && !infinite(*id)) {
             self.miss(token, f64::INFINITY, 0.0);
         }
         self.push(&vec![f64::NAN; ids.len()], &vec![0.0; ids.len()], &vec![f64::NAN; ids.len()], &vec![0.0; ids.len()]);

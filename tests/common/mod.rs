@@ -287,7 +287,7 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     one("dx", &run.out.dx, &plain.dx, &truth.dx)?;
     one("dw", &run.out.dw, &plain.dw, &truth.dw)?;
     if case.loss.argmax {
-        argmax(case, tensors, run, &truth)?;
+        check_argmax(case, tensors, run)?;
     }
     if let (Some(got), Some(plain), Some(truth)) = (&run.out.dbias, &plain.dbias, &truth.dbias) {
         one("dbias", got, plain, truth)?;
@@ -355,30 +355,6 @@ pub fn check_rows(name: &str, [got, plain]: [&[f32]; 2], truth: &[f64], bounds: 
     Err(format!(
         "{name}: row {row} is off by {own:e}, {excess:.3} times what it may be; plain {plain:e}, bound {bound:e}"
     ))
-}
-
-// Logits that f32 cannot tell apart may change places.
-fn argmax(case: &Case, tensors: &Tensors, run: &Run, truth: &Outputs<f64>) -> Result<(), String> {
-    // A logit, and the size of the products that it is the sum of.
-    let logit = |token: usize, class: i64| {
-        let class = usize::try_from(class).map_err(|_| format!("argmax: token {token} has {class} in {case:?}"))?;
-        let (x, w) = (&tensors.x[token * case.hidden..][..case.hidden], &tensors.w[class * case.hidden..]);
-        let products = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b));
-        let product: f64 = products.clone().sum();
-        let size = products.map(f64::abs).sum::<f64>() * f64::from(case.loss.logit_scale.abs());
-        let z = f64::from(case.loss.logit_scale) * product + tensors.bias.as_ref().map_or(0.0, |b| f64::from(b[class]));
-        Ok::<_, String>((case.loss.softcap.map_or(z, |c| f64::from(c) * (z / f64::from(c)).tanh()), size))
-    };
-    for (token, (got, want)) in run.out.argmax.iter().zip(&truth.argmax).enumerate() {
-        if got != want {
-            let ((got, got_size), (want, want_size)) = (logit(token, *got)?, logit(token, *want)?);
-            let split = if case.precision.is_some() { precision::BF16X3 * (got_size + want_size) } else { 0.0 };
-            if (got - want).abs() > 1e-5 * want.abs().max(1.0) + split {
-                return Err(format!("argmax: the logit of token {token} is {got}, the largest {want} in {case:?}"));
-            }
-        }
-    }
-    if run.out.argmax.len() == truth.argmax.len() { Ok(()) } else { Err("argmax: wrong length".to_owned()) }
 }
 
 /// Devices of this machine that multiply f32 in bf16x3.

@@ -2,9 +2,7 @@
 
 #![allow(dead_code)] // Each test crate uses a part of it.
 
-#[path = "../common/precision.rs"]
-mod precision;
-
+use crate::precision;
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -11,6 +11,7 @@ mod harness;
 mod loss;
 mod operators;
 
+use common::precision;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use std::collections::BTreeMap;
