@@ -134,13 +134,7 @@ fn run_on<D: Device>(
     ptx: Option<&Ptx>,
 ) -> anyhow::Result<Outcome> {
     let results = operator.run(&Place { device, layout, policy: args.products.policy() })?;
-    let arithmetic = Arithmetic {
-        dtype: operator.sizes().dtype.parse()?,
-        precision: args.products.precision,
-        filter: args.products.policy().filter.map(f64::from),
-    };
-    let check = || Check::new(operator, &results.outputs, arithmetic, args.output_dtype);
-    let check = args.check.then(check).transpose()?;
+    let check = args.check.then(|| check(args, operator, &results.outputs)).transpose()?;
 
     let found = ptx.map(Ptx::take_report);
     let place = Where { device: name, ranks: layout.ranks(), found: found.as_ref() };
@@ -170,6 +164,15 @@ fn run_on<D: Device>(
         }
         _ => Ok(Outcome::Success),
     }
+}
+
+fn check(args: &Args, operator: &impl Operator, outputs: &[Tensor]) -> anyhow::Result<Check> {
+    let arithmetic = Arithmetic {
+        dtype: operator.sizes().dtype.parse()?,
+        precision: args.products.precision,
+        filter: args.products.policy().filter.map(f64::from),
+    };
+    Check::new(operator, outputs, arithmetic, args.output_dtype)
 }
 
 // Before the work, not after it.
