@@ -46,6 +46,7 @@
 //! those generated for this crate; [`runtime`] runs them. [`reference`](mod@reference) and [`plain`] are what they are
 //! compared with, and [`calibrate`] measures what the machine could do.
 
+pub mod bounds;
 pub mod calibrate;
 pub mod matmul;
 pub mod operators;

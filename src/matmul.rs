@@ -2,28 +2,46 @@
 
 use gemm::Parallelism;
 
+/// What matrices hold.
+pub trait Scalar: Copy + 'static {
+    /// 0
+    const ZERO: Self;
+    /// 1
+    const ONE: Self;
+}
+
+impl Scalar for f32 {
+    const ZERO: f32 = 0.0;
+    const ONE: f32 = 1.0;
+}
+
+impl Scalar for f64 {
+    const ZERO: f64 = 0.0;
+    const ONE: f64 = 1.0;
+}
+
 /// A borrowed matrix of any strides.
 #[derive(Clone, Copy)]
-pub struct View<'a> {
-    data: &'a [f32],
+pub struct View<'a, T = f32> {
+    data: &'a [T],
     rows: usize,
     columns: usize,
     row_stride: usize,
     column_stride: usize,
 }
 
-impl<'a> View<'a> {
+impl<'a, T: Scalar> View<'a, T> {
     /// `rows` times `columns` values, row-major without gaps.
     ///
     /// # Panics
     /// If `data` has another length.
-    pub fn new(data: &'a [f32], rows: usize, columns: usize) -> View<'a> {
+    pub fn new(data: &'a [T], rows: usize, columns: usize) -> View<'a, T> {
         assert_eq!(data.len(), rows * columns, "a {rows} x {columns} matrix");
         View { data, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
     /// The transpose, of the same data.
-    pub fn t(self) -> View<'a> {
+    pub fn t(self) -> View<'a, T> {
         View {
             data: self.data,
             rows: self.columns,
@@ -38,7 +56,7 @@ impl<'a> View<'a> {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn product(out: &mut [f32], a: View<'_>, b: View<'_>, factor: f32, accumulate: bool) {
+pub fn product<T: Scalar>(out: &mut [T], a: View<'_, T>, b: View<'_, T>, factor: T, accumulate: bool) {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert_eq!(k, b.rows, "inner size of a product");
     assert_eq!(out.len(), m * n, "a {m} x {n} product");
@@ -47,7 +65,7 @@ pub fn product(out: &mut [f32], a: View<'_>, b: View<'_>, factor: f32, accumulat
     }
     if k == 0 {
         if !accumulate {
-            out.fill(0.0);
+            out.fill(T::ZERO);
         }
         return;
     }
@@ -68,7 +86,7 @@ pub fn product(out: &mut [f32], a: View<'_>, b: View<'_>, factor: f32, accumulat
             b.data.as_ptr(),
             b.column_stride as isize,
             b.row_stride as isize,
-            1.0,
+            T::ONE,
             factor,
             false,
             false,
@@ -94,7 +112,7 @@ mod tests {
     #[test]
     fn an_empty_sum_is_zero() {
         let mut out = [7.0; 2];
-        product(&mut out, View::new(&[], 1, 0), View::new(&[], 0, 2), 1.0, false);
+        product(&mut out, View::new(&[0.0; 0], 1, 0), View::new(&[], 0, 2), 1.0, false);
         assert_eq!(out, [0.0; 2]);
     }
 }

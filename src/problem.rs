@@ -4,6 +4,7 @@
 pub mod embedding;
 
 use crate::CrossEntropy;
+use crate::operators::{Distribution, Raw};
 
 /// How the losses of the tokens become the output `loss`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,6 +147,16 @@ impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
         self.targets.len()
     }
 
+    /// The distributions of the tokens, of which the loss is one of many functions.
+    pub fn distribution(&self) -> Distribution<'a, T> {
+        Distribution {
+            raw: Raw::Linear { x: self.x, w: self.w, hidden: self.hidden },
+            bias: self.bias,
+            logit_scale: self.options.logit_scale,
+            softcap: self.options.softcap,
+        }
+    }
+
     /// Class of a token; `None` if the token is ignored.
     ///
     /// # Panics
@@ -204,6 +215,17 @@ impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
             Reduction::None => losses,
             Reduction::Mean if divisor == 0.0 => vec![0.0],
             Reduction::Sum | Reduction::Mean => vec![losses.iter().sum::<f64>() / divisor],
+        }
+    }
+
+    /// What the output `loss` is off by where the losses of the tokens are off by these.
+    pub fn reduce_sizes(&self, mut sizes: Vec<f64>) -> Vec<f64> {
+        sizes.iter_mut().enumerate().for_each(|(token, size)| *size *= self.token_weight(token).abs());
+        let divisor = self.divisor().abs();
+        match self.options.reduction {
+            Reduction::None => sizes,
+            Reduction::Mean if divisor == 0.0 => vec![0.0],
+            Reduction::Sum | Reduction::Mean => vec![sizes.iter().sum::<f64>() / divisor],
         }
     }
 

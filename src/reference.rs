@@ -56,8 +56,9 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
     for first in (0..tokens).step_by(BLOCK) {
         let block = first..tokens.min(first + BLOCK);
         // One line a class, one value a token of the block: first logits, then their gradients.
-        let mut lines = logits(problem, block.clone());
-        let slopes = cap(problem, &mut lines);
+        let z = products(problem, block.clone());
+        let cap = problem.options.softcap;
+        let mut lines: Vec<f64> = z.par_iter().map(|z| cap.map_or(*z, |c| c * (z / c).tanh())).collect();
         let rows: Vec<Row> = block
             .clone()
             .into_par_iter()
@@ -68,10 +69,9 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
             out.lse[i] = row.lse;
             out.argmax[i] = row.argmax;
         }
-        lines.par_chunks_mut(block.len()).enumerate().for_each(|(class, line)| {
-            for (i, (value, row)) in line.iter_mut().zip(&rows).enumerate() {
-                let slope = slopes.get(class * block.len() + i).copied().unwrap_or(1.0);
-                *value = slope * logit_gradient(problem, row, class, *value);
+        lines.par_chunks_mut(block.len()).zip(z.par_chunks(block.len())).enumerate().for_each(|(class, (line, z))| {
+            for ((value, row), z) in line.iter_mut().zip(&rows).zip(z) {
+                *value = logit_gradient(problem, row, class, *value) * cap.map_or(1.0, |c| cap_slope(z / c));
             }
         });
         accumulate_dx(problem, &lines, &block, &mut out.dx[block.start * hidden..block.end * hidden]);
@@ -84,7 +84,8 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
     Ok(out)
 }
 
-fn logits(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64> {
+/// scale · (x · w) + bias
+fn products(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64> {
     let h = problem.hidden;
     let mut lines = vec![0.0; problem.vocab * block.len()];
     lines.par_chunks_mut(block.len()).enumerate().for_each(|(class, line)| {
@@ -95,21 +96,6 @@ fn logits(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f64>
         }
     });
     lines
-}
-
-/// Caps logits where a softcap is used, and gives the derivative of each by what it was before; nothing without a softcap.
-fn cap(problem: &Problem<'_, f64>, logits: &mut [f64]) -> Vec<f64> {
-    let Some(c) = problem.options.softcap else { return vec![] };
-    logits
-        .par_iter_mut()
-        .map(|y| {
-            let t = *y / c;
-            *y = c * t.tanh();
-            // 1 - tanh² has no digit left near the cap.
-            let q = (-2.0 * t.abs()).exp();
-            4.0 * q / ((1.0 + q) * (1.0 + q))
-        })
-        .collect()
 }
 
 fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, token: usize) -> Row {
@@ -152,7 +138,13 @@ fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>
     }
 }
 
-/// Derivative by the logit.
+/// Derivative of tanh. 1 - tanh² has no digit left where tanh is near 1.
+pub(crate) fn cap_slope(t: f64) -> f64 {
+    let q = (-2.0 * t.abs()).exp();
+    4.0 * q / ((1.0 + q) * (1.0 + q))
+}
+
+/// Derivative by the logit, a softcap included.
 fn logit_gradient(problem: &Problem<'_, f64>, row: &Row, class: usize, logit: f64) -> f64 {
     let Some(target) = row.target else { return 0.0 };
     let (hard, share) = problem.smoothed(target, class);
@@ -184,7 +176,7 @@ fn accumulate_dw(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Ra
     });
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     // Independent sums, or the compiler may not use vectors.
     let mut sums = [0.0; 8];
     let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
@@ -211,24 +203,29 @@ fn add_scaled(to: &mut [f64], factor: f64, from: &[f64]) {
 /// different length, the error is infinite. Infinities are left out of max |want|. If `want` is zero everywhere, so is
 /// the error when `got` is zero as well, else it is infinite.
 pub fn largest_error<A: Copy + Into<f64>, B: Copy + Into<f64>>(got: &[A], want: &[B]) -> f64 {
+    let difference = largest_difference(got, want);
+    let finite = want.iter().map(|&want| want.into().abs()).filter(|want| want.is_finite());
+    let scale = finite.fold(0.0, f64::max);
+    if difference == 0.0 { 0.0 } else { difference / scale }
+}
+
+/// max |got - want|, with the same rules as [`largest_error`].
+pub fn largest_difference<A: Copy + Into<f64>, B: Copy + Into<f64>>(got: &[A], want: &[B]) -> f64 {
     if got.len() != want.len() {
         return f64::INFINITY;
     }
-    let (mut difference, mut scale) = (0.0_f64, 0.0_f64);
-    for (&got, &want) in got.iter().zip(want) {
+    let difference = |(&got, &want): (&A, &B)| {
         let (got, want): (f64, f64) = (got.into(), want.into());
         if got == want || (got.is_nan() && want.is_nan()) {
             // Covers infinities, whose difference is NaN.
+            0.0
         } else if got.is_finite() && want.is_finite() {
-            difference = difference.max((got - want).abs());
+            (got - want).abs()
         } else {
-            return f64::INFINITY;
+            f64::INFINITY
         }
-        if want.is_finite() {
-            scale = scale.max(want.abs());
-        }
-    }
-    if difference == 0.0 { 0.0 } else { difference / scale }
+    };
+    got.iter().zip(want).map(difference).fold(0.0, f64::max)
 }
 
 #[cfg(test)]

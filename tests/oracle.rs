@@ -161,3 +161,25 @@ fn barriers_are_one_two_and_three() {
         }
     }
 }
+
+#[test]
+fn a_row_that_is_wrong_fails_however_small_it_is() {
+    let cpu = Cpu::new(Some(1)).unwrap();
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        let case = Case { dtype, bias: true, ..Case::new(9, 12, 200) };
+        let mut tensors = Tensors::random(&case);
+        // A class without a target, which is unlikely: its row is far smaller than others. In f16 it would be lost.
+        tensors.bias.as_mut().unwrap()[7] = if dtype == Dtype::F16 { -3.0 } else { -9.0 };
+        tensors.targets.iter_mut().filter(|target| **target == 7).for_each(|target| *target = 8);
+        let right = run(&cpu, &case, &tensors).unwrap();
+        check(&case, &tensors, &right).unwrap();
+        let mut wrong = right.clone();
+        wrong.out.dw[7 * 12..8 * 12].fill(0.0);
+        let error = check(&case, &tensors, &wrong).unwrap_err();
+        assert!(error.starts_with("dw: row 7"), "{error}");
+        let mut wrong = right;
+        wrong.out.dbias.as_mut().unwrap()[7] *= 2.0;
+        let error = check(&case, &tensors, &wrong).unwrap_err();
+        assert!(error.starts_with("dbias"), "{error}");
+    }
+}

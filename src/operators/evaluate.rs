@@ -196,7 +196,7 @@ fn divergence<T: Real>(p: &Materialised<'_, T>, q: &Materialised<'_, T>, upstrea
     Answer { divergence: values, gradients: vec![p.gradients(by_p), q.gradients(by_q)], ..nothing() }
 }
 
-fn gumbel(seed: u64, token: usize, id: usize) -> f64 {
+pub(crate) fn gumbel(seed: u64, token: usize, id: usize) -> f64 {
     let uniform = f64::from(uniform(seed, token as u32, id as u32));
     // The largest number is not 1, or its noise would not be a number.
     -(-(-uniform.min(1.0 - f64::from(f32::EPSILON) / 2.0)).ln_1p()).ln()

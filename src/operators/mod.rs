@@ -7,6 +7,7 @@ mod evaluate;
 mod real;
 
 pub use evaluate::evaluate;
+pub(crate) use evaluate::gumbel;
 pub use real::Real;
 
 /// Where raw logits come from; matrices are row-major without gaps.

@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use std::path::Path;
 use vocabfuse::problem::embedding::{Embedded, Embedding};
 use vocabfuse::ranks::{each, split_rows};
-use vocabfuse::{plain, reference};
+use vocabfuse::{bounds, plain, reference};
 use vocabfuse_runtime::{
     Counters, Cpu, Device, Dtype, Element, Error, Gpu, InputLayer, Local, Matrix, Ptx, ShardLayout,
 };
@@ -132,9 +132,13 @@ pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run,
 
 /// The same in f64; dW without what was there before.
 pub fn truth(case: &Case, tensors: &Tensors) -> Embedded<f64> {
+    in_f64(case, tensors, |problem| reference::embedding(problem).expect("the case is well-formed"))
+}
+
+fn in_f64<T>(case: &Case, tensors: &Tensors, with: impl FnOnce(&Embedding<'_, f64>) -> T) -> T {
     let wide = |v: &[f32]| -> Vec<f64> { v.iter().map(|v| f64::from(*v)).collect() };
     let (w, dy) = (wide(&tensors.w[..case.layout.vocab() * case.hidden]), wide(&tensors.dy));
-    reference::embedding(&problem(case, &w, &dy)).expect("the case is well-formed")
+    with(&problem(case, &w, &dy))
 }
 
 fn problem<'a, T>(case: &'a Case, w: &'a [T], dy: &'a [T]) -> Embedding<'a, T> {
@@ -173,6 +177,12 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     if error > allowed || error.is_nan() {
         return Err(format!("dw: error {error:e}, allowed {allowed:e} in {case:?}"));
     }
+    let rows = in_f64(case, tensors, bounds::embedding).dw.unwrap();
+    // What was there before costs a rounding of its size.
+    let before = 4.0 * f64::from(f32::EPSILON * tensors.before.abs());
+    let rows: Vec<f64> = rows.into_iter().map(|row| row + before).collect();
+    let got: Vec<f32> = got.into_iter().map(|v| v as f32).collect();
+    super::check_rows("dw", [&got, &plain], &want, &rows).map_err(|e| format!("{e} in {case:?}"))?;
     if run.dw[real..].iter().any(|v| *v != tensors.before) {
         return Err(format!("dw: padding is written in {case:?}"));
     }

@@ -11,6 +11,8 @@ pub use targets::{amx, amx_bf16x3, bf16x3, cases, devices, skipped};
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use vocabfuse::bounds::{self, Arithmetic, Worst};
+use vocabfuse::operators::Query;
 use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
@@ -24,7 +26,7 @@ pub struct Case {
     pub tokens: usize,
     pub hidden: usize,
     pub vocab: usize,
-    /// Bounds of the shards.
+    /// Bounds of the shards; rows beyond the vocabulary are padding.
     pub bounds: Vec<usize>,
     pub dtype: Dtype,
     /// That of the device, which `check` goes by.
@@ -133,24 +135,30 @@ pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run,
 }
 
 fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, from: fn(f32) -> T) -> Result<Run, Error> {
-    let layout = ShardLayout::from_bounds(&case.bounds)?;
+    // What lies beyond the vocabulary is padding, and poison.
+    let ranges: Vec<_> = case.bounds.windows(2).map(|bounds| bounds[0]..bounds[1]).collect();
+    let layout = ShardLayout::from_ranges(&ranges, case.vocab)?;
+    let stored = layout.stored();
     // Rows lie apart, and what lies between them is poison.
     let (x_stride, w_stride) = (case.hidden + 3, case.hidden + 1);
     let spread = |values: &[f32], rows: usize, stride: usize| -> Vec<f32> {
         let mut out = vec![f32::NAN; rows * stride];
-        for row in 0..rows {
+        for row in 0..values.len() / case.hidden.max(1) {
             out[row * stride..][..case.hidden].copy_from_slice(&values[row * case.hidden..][..case.hidden]);
         }
         out
     };
     let x = convert(&spread(&tensors.x, case.tokens, x_stride), from);
-    let w = convert(&spread(&tensors.w, case.vocab, w_stride), from);
+    let w = convert(&spread(&tensors.w, stored, w_stride), from);
     let x = Matrix::with_stride(&x, case.tokens, case.hidden, x_stride)?;
-    let w = Matrix::with_stride(&w, case.vocab, case.hidden, w_stride)?;
-    let mut dw = vec![0.0; case.vocab * case.hidden];
-    let mut dbias = tensors.bias.as_ref().map(|b| vec![0.0; b.len()]);
+    let w = Matrix::with_stride(&w, stored, case.hidden, w_stride)?;
+    let mut dw = vec![0.0; stored * case.hidden];
+    let bias = tensors.bias.clone().map(|mut bias| {
+        bias.resize(stored, f32::NAN);
+        bias
+    });
+    let mut dbias = bias.as_ref().map(|b| vec![0.0; b.len()]);
 
-    let ranges: Vec<_> = (0..layout.ranks()).map(|r| layout.range(r)).collect();
     let dw_parts = vocabfuse::ranks::split_rows(&mut dw, case.hidden, ranges.iter().cloned());
     let dbias_parts: Vec<Option<&mut [f32]>> = match &mut dbias {
         Some(d) => vocabfuse::ranks::split_rows(d, 1, ranges.iter().cloned()).into_iter().map(Some).collect(),
@@ -167,7 +175,7 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
             class_weights: tensors.class_weights.as_deref(),
             ..Batch::new(x, &tensors.targets)
         };
-        let shard = Shard { weight: w.row_range(range.clone())?, bias: tensors.bias.as_deref().map(|b| &b[range]) };
+        let shard = Shard { weight: w.row_range(range.clone())?, bias: bias.as_deref().map(|b| &b[range]) };
         let partial = layer.s_pass(&comm, batch, shard)?;
         let kernels = partial.kernels();
         let done = partial.start_combine().wait()?;
@@ -185,6 +193,9 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
         assert!(same(&loss, other_loss) && same(&lse, other_lse) && same(&dx, other_dx), "ranks got different results");
     }
     let counters = results.iter().map(|r| r.3).collect();
+    let mut padding = dw.split_off(case.vocab * case.hidden);
+    padding.extend(dbias.iter_mut().flat_map(|dbias| dbias.split_off(case.vocab)));
+    assert!(padding.iter().all(|value| *value == 0.0), "padding is written");
     Ok(Run { out: Outputs { loss, lse, argmax, dx: dx.to_vec(), dw, dbias }, counters, kernels, filtered })
 }
 
@@ -195,6 +206,17 @@ pub fn same(a: &[f32], b: &[f32]) -> bool {
 
 /// The same problem in f64.
 pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
+    in_f64(case, tensors, |problem| reference::cross_entropy(problem).expect("the case is well-formed"))
+}
+
+/// What each row of the outputs may be off by.
+fn bounds(case: &Case, tensors: &Tensors, truth: &Outputs<f64>) -> Outputs<f64> {
+    let filter = case.policy.filter.map(f64::from);
+    let arithmetic = Arithmetic { dtype: case.dtype, precision: case.precision, filter };
+    in_f64(case, tensors, |problem| bounds::cross_entropy(problem, truth, arithmetic))
+}
+
+fn in_f64<T>(case: &Case, tensors: &Tensors, with: impl FnOnce(&Problem<'_, f64>) -> T) -> T {
     let wide = |v: &[f32]| -> Vec<f64> { v.iter().map(|v| f64::from(*v)).collect() };
     let optional = |v: &Option<Vec<f32>>| v.as_deref().map(wide);
     let (x, w) = (wide(&tensors.x), wide(&tensors.w));
@@ -210,7 +232,7 @@ pub fn truth(case: &Case, tensors: &Tensors) -> Outputs<f64> {
         vocab: case.vocab,
         ..Problem::new(&x, &w, &tensors.targets, case.hidden, Options::from(case.loss))
     };
-    reference::cross_entropy(&problem).expect("the case is well-formed")
+    with(&problem)
 }
 
 /// The same problem as a plain composition in the dtype of the case.
@@ -268,34 +290,72 @@ pub fn check(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
     one("dx", &run.out.dx, &plain.dx, &truth.dx)?;
     one("dw", &run.out.dw, &plain.dw, &truth.dw)?;
     if case.loss.argmax {
-        argmax(case, tensors, run, &truth)?;
+        check_argmax(case, tensors, run)?;
     }
-    match (&run.out.dbias, &plain.dbias, &truth.dbias) {
-        (Some(got), Some(plain), Some(truth)) => one("dbias", got, plain, truth),
-        _ => Ok(()),
+    if let (Some(got), Some(plain), Some(truth)) = (&run.out.dbias, &plain.dbias, &truth.dbias) {
+        one("dbias", got, plain, truth)?;
+    }
+    Yardstick { case, bounds: bounds(case, tensors, &truth), truth, plain }.check(run)
+}
+
+/// What rows are judged by.
+pub struct Yardstick<'a> {
+    case: &'a Case,
+    pub truth: Outputs<f64>,
+    plain: Outputs<f32>,
+    bounds: Outputs<f64>,
+}
+
+impl<'a> Yardstick<'a> {
+    /// That of a case, with a plain composition in `dtype`: f32 where a narrow one could not hold the logits.
+    pub fn new(case: &'a Case, tensors: &Tensors, dtype: Dtype) -> Yardstick<'a> {
+        let truth = truth(case, tensors);
+        let plain = composition(&Case { dtype, ..case.clone() }, tensors);
+        Yardstick { case, bounds: bounds(case, tensors, &truth), truth, plain }
+    }
+
+    /// Checks every row of every output.
+    pub fn check(&self, run: &Run) -> Result<(), String> {
+        let Yardstick { case, truth, plain, bounds } = self;
+        check_rows("loss", [&run.out.loss, &plain.loss], &truth.loss, &bounds.loss)
+            .and_then(|()| check_rows("lse", [&run.out.lse, &plain.lse], &truth.lse, &bounds.lse))
+            .and_then(|()| check_rows("dx", [&run.out.dx, &plain.dx], &truth.dx, &bounds.dx))
+            .and_then(|()| check_rows("dw", [&run.out.dw, &plain.dw], &truth.dw, &bounds.dw))
+            .and_then(|()| match (&run.out.dbias, &plain.dbias, &truth.dbias, &bounds.dbias) {
+                (Some(got), Some(plain), Some(truth), Some(bounds)) => check_rows("dbias", [got, plain], truth, bounds),
+                _ => Ok(()),
+            })
+            .map_err(|e| format!("{e} in {case:?}"))
     }
 }
 
-// Logits that f32 cannot tell apart may change places.
-fn argmax(case: &Case, tensors: &Tensors, run: &Run, truth: &Outputs<f64>) -> Result<(), String> {
-    // A logit, and the size of the products that it is the sum of.
-    let logit = |token: usize, class: i64| {
-        let class = usize::try_from(class).map_err(|_| format!("argmax: token {token} has {class} in {case:?}"))?;
-        let (x, w) = (&tensors.x[token * case.hidden..][..case.hidden], &tensors.w[class * case.hidden..]);
-        let products = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b));
-        let product: f64 = products.clone().sum();
-        let size = products.map(f64::abs).sum::<f64>() * f64::from(case.loss.logit_scale.abs());
-        let z = f64::from(case.loss.logit_scale) * product + tensors.bias.as_ref().map_or(0.0, |b| f64::from(b[class]));
-        Ok::<_, String>((case.loss.softcap.map_or(z, |c| f64::from(c) * (z / f64::from(c)).tanh()), size))
-    };
-    for (token, (got, want)) in run.out.argmax.iter().zip(&truth.argmax).enumerate() {
-        if got != want {
-            let ((got, got_size), (want, want_size)) = (logit(token, *got)?, logit(token, *want)?);
-            let split = if case.precision.is_some() { precision::BF16X3 * (got_size + want_size) } else { 0.0 };
-            if (got - want).abs() > 1e-5 * want.abs().max(1.0) + split {
-                return Err(format!("argmax: the logit of token {token} is {got}, the largest {want} in {case:?}"));
-            }
-        }
+/// Checks that each argmax is the class of the largest logit, or of one that f32 cannot tell from it.
+pub fn check_argmax(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), String> {
+    let arithmetic = Arithmetic { dtype: case.dtype, precision: case.precision, filter: None };
+    let picks = in_f64(case, tensors, |problem| {
+        let largest = Query::TopK(problem.distribution(), 1);
+        let takes_part = |token| problem.target(token).is_some();
+        bounds::picks(&largest, case.vocab, &run.out.argmax, arithmetic, takes_part)
+    });
+    if picks.worst.passes() { Ok(()) } else { Err(format!("argmax: {:?} in {case:?}", picks.worst)) }
+}
+
+/// Checks that the error of each row is at most twice that of the plain composition, and its bound.
+pub fn check_rows(name: &str, [got, plain]: [&[f32]; 2], truth: &[f64], bounds: &[f64]) -> Result<(), String> {
+    let Worst { row, excess } = bounds::worst(got, plain, truth, bounds);
+    if excess <= 1.0 {
+        return Ok(());
     }
-    if run.out.argmax.len() == truth.argmax.len() { Ok(()) } else { Err("argmax: wrong length".to_owned()) }
+    let width = truth.len() / bounds.len().max(1);
+    let error = |values: &[f32]| match (
+        values.get(row * width..(row + 1) * width),
+        truth.get(row * width..(row + 1) * width),
+    ) {
+        (Some(values), Some(truth)) => reference::largest_difference(values, truth),
+        _ => f64::INFINITY,
+    };
+    let (own, plain, bound) = (error(got), error(plain), bounds.get(row).copied().unwrap_or_default());
+    Err(format!(
+        "{name}: row {row} is off by {own:e}, {excess:.3} times what it may be; plain {plain:e}, bound {bound:e}"
+    ))
 }

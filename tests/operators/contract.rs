@@ -1,6 +1,7 @@
 //! Odd rows, odd shapes, errors, and what must not depend on threads or ranks.
 
-use crate::harness::{self, Case, Data, IGNORED, Run, Which, amx, bf16x3, check, composition, devices, draws, run};
+use crate::harness::{self, Case, Data, IGNORED, Run, Which, check, composition, draws, run};
+use crate::targets::{amx, bf16x3, devices};
 use vocabfuse::reference::largest_error;
 use vocabfuse_runtime::{
     Cpu, Distribution, DistributionGradients, Dtype, Error, Ids, KlDirection, Local, Matrix, Operators, ShardLayout,
@@ -512,7 +513,7 @@ fn padded_rows_are_no_classes() {
 fn kernels_are_named() {
     let case = Case { dtypes: [Dtype::Bf16; 2], ..Case::new(Which::Entropy, 2, 8, 20) };
     let data = Data::random(&case);
-    for cpu in harness::devices(1) {
+    for cpu in crate::targets::devices(1) {
         let names = run(&cpu, &case, &data).unwrap().kernels;
         for kernel in
             ["logits__", "row_logits__affine", "row_statistics__entropy", "row_gradient__entropy", "input_grad__"]

@@ -1,15 +1,12 @@
 //! One operator on random operands, run on every rank and through the compositions of `vocabfuse::operators`.
 
-#[path = "../common/precision.rs"]
-mod precision;
-#[path = "../common/targets.rs"]
-mod targets;
+#![allow(dead_code)] // Each test crate uses a part of it.
 
-pub use targets::{amx, bf16x3, cases, devices};
-
+use crate::precision;
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use vocabfuse::bounds::{self, Arithmetic, Worst};
 use vocabfuse::operators::{self, Answer, Gradients, Query, Raw, Real, Upstream};
 use vocabfuse::{plain, ranks};
 use vocabfuse_runtime::{
@@ -25,6 +22,8 @@ pub enum Which {
     Forward,
     Reverse,
     TopK(usize),
+    /// With a seed.
+    Sample(u64),
 }
 
 impl Which {
@@ -33,6 +32,10 @@ impl Which {
 
     pub fn is_kl(self) -> bool {
         matches!(self, Which::Forward | Which::Reverse)
+    }
+
+    fn picks(self) -> bool {
+        matches!(self, Which::TopK(_) | Which::Sample(_))
     }
 
     fn distributions(self) -> usize {
@@ -209,11 +212,12 @@ pub fn run<D: Device>(device: &D, case: &Case, data: &Data) -> Result<Run, Error
             Which::Forward => layer.kl_divergence(&comm, of(0), of(1), KlDirection::Forward)?,
             Which::Reverse => layer.kl_divergence(&comm, of(0), of(1), KlDirection::Reverse)?,
             Which::TopK(k) => layer.top_k(&comm, of(0), k)?,
+            Which::Sample(seed) => layer.sample(&comm, of(0), seed)?,
         };
         let kernels = statistics.kernels();
         let done = statistics.start_combine().wait()?;
         assert_eq!(comm.counters().barriers, 1, "one barrier forward");
-        if matches!(case.which, Which::TopK(_)) {
+        if case.which.picks() {
             return Ok((done.values, vec![], vec![], kernels));
         }
         let mut own: Vec<Gradients<f32>> = caller(case)
@@ -277,8 +281,8 @@ pub fn draws<D: Device>(device: &D, logits: &[f32], vocab: usize, bounds: &[usiz
     .unwrap()
 }
 
-/// The same by materialised logits.
-pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
+/// What `with` makes of the query of a case and its upstream gradients, in the type of a computation.
+fn in_type<T: Real, R>(case: &Case, data: &Data, with: impl FnOnce(&Query<'_, T>, &Upstream<'_, T>) -> R) -> R {
     let typed = |v: &[f32]| -> Vec<T> { v.iter().map(|v| T::from_f64(f64::from(*v))).collect() };
     let both = |values: &[Vec<f32>; 2]| [typed(&values[0]), typed(&values[1])];
     let (x, w, logits, bias) = (both(&data.x), both(&data.w), both(&data.logits), both(&data.bias));
@@ -307,13 +311,67 @@ pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
         Which::Forward => Query::KlDivergence { p: of(1), q: of(0) },
         Which::Reverse => Query::KlDivergence { p: of(0), q: of(1) },
         Which::TopK(k) => Query::TopK(of(0), k),
+        Which::Sample(seed) => Query::Sample(of(0), seed),
     };
-    let upstream = Upstream { logprobs: Some(&slots), entropy: Some(&rows), divergence: Some(&rows) };
-    let mut answer = operators::evaluate(&query, &upstream, case.vocab, case.dtypes[0]);
+    with(&query, &Upstream { logprobs: Some(&slots), entropy: Some(&rows), divergence: Some(&rows) })
+}
+
+/// An answer with the distributions in the order of the caller, the student first.
+fn ordered<T>(case: &Case, mut answer: Answer<T>) -> Answer<T> {
     if case.which == Which::Forward {
         answer.gradients.reverse();
     }
     answer
+}
+
+/// The same by materialised logits.
+pub fn composition<T: Real>(case: &Case, data: &Data) -> Answer<T> {
+    let answer =
+        in_type(case, data, |query, upstream| operators::evaluate(query, upstream, case.vocab, case.dtypes[0]));
+    ordered(case, answer)
+}
+
+/// Every row has an error of at most twice that of the plain composition, and a bound on the roundings of its terms; ids
+/// are judged by their logits.
+pub fn check_rows(case: &Case, data: &Data, got: &Answer<f32>, plain: &Answer<f32>) -> Result<(), String> {
+    let arithmetic = Arithmetic { dtype: case.dtypes[0], precision: case.precision, filter: None };
+    let (truth, bounds) = in_type(case, data, |query, upstream| {
+        let truth = operators::evaluate(query, upstream, case.vocab, case.dtypes[0]);
+        let bounds = bounds::operator(query, upstream, case.vocab, &truth, arithmetic);
+        (truth, bounds)
+    });
+    let (truth, bounds) = (ordered(case, truth), ordered(case, bounds));
+    let one = |name: &str, got: &[f32], plain: &[f32], truth: &[f64], bounds: &[f64]| {
+        let Worst { row, excess } = bounds::worst(got, plain, truth, bounds);
+        let bound = bounds.get(row).copied().unwrap_or_default();
+        if excess <= 1.0 {
+            Ok(())
+        } else {
+            Err(format!("{name}: row {row} is {excess:.3} times what it may be off by, bound {bound:e}, in {case:?}"))
+        }
+    };
+    if case.which.picks() {
+        let picks = in_type(case, data, |query, _| bounds::picks(query, case.vocab, &got.ids, arithmetic, |_| true));
+        let exact = |values: &[f64]| values.iter().map(|v| *v as f32).collect::<Vec<_>>();
+        if !picks.worst.passes() {
+            return Err(format!("ids: {:?} in {case:?}", picks.worst));
+        }
+        one("logits", &got.logits, &exact(&picks.logits), &picks.logits, &picks.of_logits)?;
+        return one("logprobs", &got.logprobs, &exact(&picks.logprobs), &picks.logprobs, &picks.of_logprobs);
+    }
+    one("logprobs", &got.logprobs, &plain.logprobs, &truth.logprobs, &bounds.logprobs)?;
+    one("entropy", &got.entropy, &plain.entropy, &truth.entropy, &bounds.entropy)?;
+    one("divergence", &got.divergence, &plain.divergence, &truth.divergence, &bounds.divergence)?;
+    for (i, got) in got.gradients.iter().enumerate() {
+        let (plain, truth, bounds) = (&plain.gradients[i], &truth.gradients[i], &bounds.gradients[i]);
+        one(&format!("dx {i}"), &got.x, &plain.x, &truth.x, &bounds.x)?;
+        one(&format!("dw {i}"), &got.w, &plain.w, &truth.w, &bounds.w)?;
+        one(&format!("dbias {i}"), &got.bias, &plain.bias, &truth.bias, &bounds.bias)?;
+        if case.given {
+            one(&format!("dlogits {i}"), &got.logits, &plain.logits, &truth.logits, &bounds.logits)?;
+        }
+    }
+    Ok(())
 }
 
 /// Every output has an error of at most twice that of the plain composition in the same dtype, and a floor: a few roundings
@@ -357,7 +415,7 @@ pub fn check(case: &Case, data: &Data, run: &Run) -> Result<(), String> {
             one(&format!("dlogits {i}"), scale * upstream, &got.logits, &plain.logits, &truth.logits)?;
         }
     }
-    Ok(())
+    check_rows(case, data, got, &plain)
 }
 
 /// The largest difference; two NaN and two equal infinities count as equal, all else that is no number as infinitely far.

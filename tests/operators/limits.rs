@@ -1,8 +1,9 @@
 //! The ends of the range: logits as large as they may be, and results that a rounding would take past zero.
 
 use crate::contract::{given, value};
-use crate::harness::{Case, Data, Run, Which, composition, devices, draws, run};
+use crate::harness::{Case, Data, Run, Which, composition, draws, run};
 use crate::ptx::{clean, device};
+use crate::targets::devices;
 use vocabfuse_runtime::{Dtype, Precision};
 
 /// The documented limit of finite logits, of either sign.
@@ -176,7 +177,7 @@ fn a_common_offset_of_the_logits_changes_nothing() {
     for offset in [0.0f32, 1e4, -1e4, 2.9e6, 6e6, 1e7, -1e7] {
         for which in [Which::Logprobs, Which::Entropy, Which::Both, Which::Forward, Which::TopK(2)] {
             let (case, data) = with_offset(which, offset);
-            let devices = devices(2).into_iter().chain(crate::harness::amx(2));
+            let devices = devices(2).into_iter().chain(crate::targets::amx(2));
             for cpu in devices {
                 let Run { answer, .. } = run(&cpu, &case, &data).unwrap();
                 let close = |got: &[f32], want: f64| {

@@ -3,10 +3,15 @@
 mod contract;
 mod harness;
 mod limits;
+#[path = "../common/precision.rs"]
+mod precision;
 mod ptx;
+#[path = "../common/targets.rs"]
+mod targets;
 
-use harness::{Case, Data, Which, amx, bf16x3, cases, check, devices, run};
+use harness::{Case, Data, Which, check, run};
 use proptest::prelude::*;
+use targets::{amx, bf16x3, cases, devices};
 use vocabfuse_runtime::{Cpu, Dtype, Precision};
 
 fn any_case() -> impl Strategy<Value = Case> {
@@ -79,6 +84,23 @@ proptest! {
             prop_assert_eq!(&run.answer.ids, &truth.ids, "{}", cpu.name());
             check(&case, &data, &run).map_err(|e| TestCaseError::fail(format!("{}: {e}", cpu.name())))?;
         }
+    }
+}
+
+#[test]
+fn a_row_that_is_wrong_fails_however_small_it_is() {
+    let cpu = Cpu::new(Some(1)).unwrap();
+    for which in Which::DIFFERENTIABLE {
+        let case = Case { bias: true, ..Case::new(which, 9, 12, 200) };
+        let mut data = Data::random(&case);
+        data.bias.iter_mut().for_each(|bias| bias[7] = -20.0);
+        data.ids.iter_mut().filter(|id| **id == 7).for_each(|id| *id = 8);
+        let right = run(&cpu, &case, &data).unwrap();
+        check(&case, &data, &right).unwrap();
+        let mut wrong = harness::Run { answer: right.answer.clone(), kernels: vec![] };
+        wrong.answer.gradients[0].w[7 * 12..8 * 12].fill(0.0);
+        let error = check(&case, &data, &wrong).unwrap_err();
+        assert!(error.starts_with("dw 0: row 7"), "{which:?}: {error}");
     }
 }
 

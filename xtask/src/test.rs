@@ -46,6 +46,9 @@ pub struct Options {
     /// Run the tests of every target in full: without it those of all but the default one are a smoke test
     #[arg(long)]
     all: bool,
+    /// Run the random mixes of all options alone, with this many cases each on every target
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    cases: Option<u32>,
 }
 
 /// Installs what the tests need below `target/`: libraries that are proprietary and so not part of the project.
@@ -64,6 +67,9 @@ pub fn install() -> Result<()> {
 
 /// Installs what is needed and runs the tests, the examples included.
 pub fn test(options: &Options) -> Result<()> {
+    if let Some(cases) = options.cases {
+        return random(cases);
+    }
     install()?;
     eprintln!("seed of property tests: {SEED}");
     let folder = tempfile::tempdir().context("a folder for the list of skipped tests")?;
@@ -101,6 +107,14 @@ fn on_the_default_target(list: &Path) -> Result<()> {
     run("cargo", &[&["test", "--workspace", "--doc"], &FEATURES[..]].concat(), &environment)?;
     let embedded = ["test", "--package", "vocabfuse-kernels", "--features", "cubins", "--test", "cubins"];
     run("cargo", &embedded, &[("VOCABFUSE_CUBINS", "sm_80")])
+}
+
+/// Random mixes of all options on each CPU target of this machine, which say how many ran where.
+fn random(cases: u32) -> Result<()> {
+    let cases = cases.to_string();
+    let environment = [("PROPTEST_RNG_SEED", SEED), ("PROPTEST_CASES", cases.as_str()), ("VOCABFUSE_ISA", "")];
+    let arguments = [&["test", "--package", "vocabfuse", "--test", "random"], &FEATURES[..], &["--", "--nocapture"]];
+    run("cargo", &arguments.concat(), &environment)
 }
 
 /// What depends on the target, with that target forced.

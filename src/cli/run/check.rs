@@ -1,32 +1,58 @@
-//! `--check`: errors against the f64 reference, beside those of the plain composition.
+//! `--check`: errors against the f64 reference, row by row beside those of the plain composition.
 
-use super::operator::{Operator, Sizes, Tensor};
-use half::{bf16, f16};
+use super::operator::{Operator, Tensor};
+use vocabfuse::Dtype;
+use vocabfuse::bounds::{self, Arithmetic, Picks, Worst};
 use vocabfuse::reference::largest_error;
-use vocabfuse::{Dtype, Precision};
+use vocabfuse::tensors::Elements;
 
 /// Tensors by name, in the order of the report.
 pub type Named<T> = Vec<(&'static str, Vec<T>)>;
 
-/// Largest error of one output, relative to the reference's largest value.
+/// What an output should be.
+pub enum Expected {
+    Values {
+        name: &'static str,
+        /// In f64.
+        want: Vec<f64>,
+        /// Of the plain composition in the dtype of the inputs.
+        plain: Vec<f32>,
+        /// What each row may be off by besides.
+        bounds: Vec<f64>,
+    },
+    /// Ids are judged by their logits.
+    Ids { name: &'static str, shortfall: f64, worst: Worst },
+}
+
+impl Expected {
+    /// One of each that is in all three, whose names are in the same order.
+    pub fn values(want: Named<f64>, plain: Named<f32>, bounds: Named<f64>) -> Vec<Expected> {
+        let of = want.into_iter().zip(plain).zip(bounds);
+        of.map(|(((name, want), (_, plain)), (_, bounds))| Expected::Values { name, want, plain, bounds }).collect()
+    }
+
+    pub fn ids(name: &'static str, picks: &Picks) -> Expected {
+        Expected::Ids { name, shortfall: picks.shortfall, worst: picks.worst }
+    }
+}
+
+/// Error of one output.
 #[derive(Clone, Copy, Debug)]
 pub struct Error {
     pub name: &'static str,
-    /// Of the operator.
+    /// Of the operator, relative to the reference's largest value. Of ids, by how much a logit is too small.
     pub own: f64,
     /// Of the plain composition in the same dtype.
     pub plain: f64,
-    /// Of one value or product.
-    pub rounding: f64,
-    /// Of one factor, for gradients of narrow types: which of few values is off by most is a matter of luck.
-    pub narrow: f64,
+    /// The row that is the furthest off.
+    pub worst: Worst,
 }
 
 impl Error {
-    /// Whether the error is no worse than twice that of the plain composition, whose products are exact, to a few
-    /// roundings of the result and half a rounding of the dtype. A value that should be finite and is not fails, also where the plain composition has it.
+    /// Whether no row is further off than it may be. A value that should be finite and is not fails, also where the plain
+    /// composition has it.
     pub fn passes(&self) -> bool {
-        self.own < f64::MAX && self.own <= 2.0 * self.plain + 4.0 * self.rounding + 0.5 * self.narrow
+        self.own < f64::MAX && self.worst.passes()
     }
 }
 
@@ -36,42 +62,49 @@ pub struct Check {
 }
 
 impl Check {
-    /// Compares outputs of products in a precision with what they should be.
-    pub fn new(operator: &impl Operator, outputs: &[Tensor], precision: Option<Precision>) -> anyhow::Result<Check> {
-        let rounding = precision.map_or(0.0, Precision::product_error).max(f64::from(f32::EPSILON));
-        let plain = operator.plain()?;
-        let outputs: Vec<(&str, &[f32])> = outputs.iter().map(|o| (o.name, &o.values[..])).collect();
-        let plain: Vec<(&str, &[f32])> = plain.iter().map(|(name, values)| (*name, &values[..])).collect();
-        let Sizes { tokens, dtype, .. } = operator.sizes();
-        let narrow = match dtype.parse()? {
-            Dtype::F32 => 0.0,
-            Dtype::Bf16 => f64::from(bf16::EPSILON) / 2.0,
-            Dtype::F16 => f64::from(f16::EPSILON) / 2.0,
-        };
-        let errors = operator.truth()?.into_iter().map(|(name, want)| Error {
-            name,
-            own: error(&outputs, name, &want, tokens),
-            plain: error(&plain, name, &want, tokens),
-            rounding,
-            narrow: if is_gradient(name) { narrow } else { 0.0 },
-        });
-        Ok(Check { errors: errors.collect() })
+    /// Compares outputs, rounded to the type in which they are `written`, with what they should be.
+    pub fn new(
+        operator: &impl Operator,
+        outputs: &[Tensor],
+        arithmetic: Arithmetic,
+        written: Dtype,
+    ) -> anyhow::Result<Check> {
+        let expected = operator.expected(outputs, arithmetic)?;
+        let of = |expected| error(outputs, expected, operator.sizes().tokens, written);
+        Ok(Check { errors: expected.into_iter().map(of).collect() })
     }
 
-    /// Names of the outputs that do not pass.
-    pub fn failed(&self) -> Vec<&'static str> {
-        self.errors.iter().filter(|error| !error.passes()).map(|error| error.name).collect()
+    /// Outputs that do not pass, and the row of each that is the furthest off.
+    pub fn failed(&self) -> Vec<(&'static str, usize)> {
+        self.errors.iter().filter(|error| !error.passes()).map(|error| (error.name, error.worst.row)).collect()
     }
 }
 
 // JSON has no infinity; the largest number still compares as one. A tensor that is missing is as wrong as can be.
-fn error(tensors: &[(&str, &[f32])], name: &str, want: &[f64], tokens: usize) -> f64 {
-    let Some((_, got)) = tensors.iter().find(|(known, _)| *known == name) else {
-        return f64::MAX;
+fn error(outputs: &[Tensor], expected: Expected, tokens: usize, written: Dtype) -> Error {
+    let (name, want, plain, mut bounds) = match expected {
+        Expected::Values { name, want, plain, bounds } => (name, want, plain, bounds),
+        Expected::Ids { name, shortfall, worst } => {
+            let worst = Worst { excess: worst.excess.min(f64::MAX), ..worst };
+            return Error { name, own: shortfall.min(f64::MAX), plain: 0.0, worst };
+        }
     };
+    let Some(output) = outputs.iter().find(|output| output.name == name) else {
+        return Error { name, own: f64::MAX, plain: 0.0, worst: Worst { row: 0, excess: f64::MAX } };
+    };
+    let got = Elements::from_f32(output.values.clone(), written).to_f32();
+    let stored = bounds::stored(&want, bounds.len(), written);
+    bounds.iter_mut().zip(stored).for_each(|(bound, stored)| *bound += stored);
+    let worst = bounds::worst(&got, &plain, &want, &bounds);
+    let worst = Worst { excess: worst.excess.min(f64::MAX), ..worst };
+    Error { name, own: relative(name, &got, &want, tokens), plain: relative(name, &plain, &want, tokens), worst }
+}
+
+/// For the report.
+fn relative(name: &str, got: &[f32], want: &[f64], tokens: usize) -> f64 {
     // One more value, which is right, sets the scale.
     let beside = |scale: f32| {
-        let (got, want) = ([*got, &[scale]].concat(), [want, &[f64::from(scale)]].concat());
+        let (got, want) = ([got, &[scale]].concat(), [want, &[f64::from(scale)]].concat());
         largest_error(&got, &want)
     };
     let error = if want.iter().all(|want| *want == 0.0) {
@@ -88,10 +121,6 @@ fn error(tensors: &[(&str, &[f32])], name: &str, want: &[f64], tokens: usize) ->
 /// Differences of numbers near each other: an error is relative to one nat at least.
 const IN_NATS: [&str; 3] = ["logprobs", "entropy", "divergence"];
 
-fn is_gradient(name: &str) -> bool {
-    ["dx", "dw", "dbias", "dlogits"].iter().any(|gradient| name.ends_with(gradient))
-}
-
 /// Exact wide values.
 pub fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&v| f64::from(v)).collect()
@@ -101,28 +130,49 @@ pub fn widen(values: &[f32]) -> Vec<f64> {
 mod tests {
     use super::*;
 
+    fn judged(got: &[f32], want: &[f64], plain: &[f32], bounds: &[f64], written: Dtype) -> Error {
+        let output = Tensor::floats("dx", vec![got.len()], got.to_vec());
+        let (want, plain, bounds) = (want.to_vec(), plain.to_vec(), bounds.to_vec());
+        error(&[output], Expected::Values { name: "dx", want, plain, bounds }, 1, written)
+    }
+
     #[test]
-    fn the_plain_composition_is_the_yardstick() {
-        let of = |own, plain, rounding, narrow| Error { name: "dx", own, plain, rounding, narrow }.passes();
-        let passes = |own, plain| of(own, plain, f64::from(f32::EPSILON), 0.0);
-        assert!(passes(0.0, 0.0) && passes(2e-3, 1e-3) && passes(4e-7, 0.0));
-        assert!(!passes(2.1e-3, 1e-3) && !passes(1e-6, 0.0));
-        assert!(of(1e-4, 0.0, Precision::Bf16x3.product_error(), 0.0));
-        assert!(of(1.9e-4, 9e-5, 0.0, 2.0f64.powi(-11)) && !of(5e-4, 9e-5, 0.0, 2.0f64.powi(-11)));
-        assert!(!passes(f64::MAX, f64::MAX) && !passes(f64::NAN, 1.0));
+    fn each_row_has_the_plain_composition_as_its_yardstick() {
+        let of =
+            |got: &[f32]| judged(got, &[1e3, 1e3, 1e-3, 0.0], &[1e3, 1001.0, 1e-3, 0.0], &[1e-3, 1e-9], Dtype::F32);
+        assert!(of(&[1002.0, 1e3, 1e-3, 0.0]).passes());
+        assert!(!of(&[1002.1, 1e3, 1e-3, 0.0]).passes());
+        // Small as the row is beside the other, it has to be right.
+        let small = of(&[1e3, 1e3, 0.0, 0.0]);
+        assert!(!small.passes() && small.own < 2e-6 && small.worst.row == 1, "{small:?}");
+    }
+
+    #[test]
+    fn what_is_written_is_judged() {
+        let of = |want: f64, written| judged(&[want as f32], &[want], &[want as f32], &[0.0], written).passes();
+        assert!(of(1.2345678806304932, Dtype::F32) && of(1.2345678806304932, Dtype::Bf16) && of(1e-7, Dtype::F16));
+        assert!(of(7e4, Dtype::Bf16) && !of(7e4, Dtype::F16));
+    }
+
+    #[test]
+    fn values_that_are_no_numbers_fail() {
+        let of = |got| judged(&[got], &[1.0], &[f32::NAN], &[1e-6], Dtype::F32).passes();
+        assert!(of(1.0) && !of(1.1) && !of(f32::NAN) && !of(f32::INFINITY));
     }
 
     #[test]
     fn a_missing_output_fails() {
-        assert_eq!(error(&[("dx", &[1.0])], "dw", &[1.0], 1), f64::MAX);
-        assert_eq!(error(&[("dx", &[1.0])], "dx", &[1.0], 1), 0.0);
+        let expected = |name| Expected::Values { name, want: vec![1.0], plain: vec![1.0], bounds: vec![0.0] };
+        let output = [Tensor::floats("dx", vec![1], vec![1.0])];
+        assert!(!error(&output, expected("dw"), 1, Dtype::F32).passes());
+        assert!(error(&output, expected("dx"), 1, Dtype::F32).passes());
     }
 
     #[test]
-    fn what_should_be_zero_or_small_is_measured_against_one() {
-        assert_eq!(error(&[("dx", &[2.0f32.powi(-24), 0.0])], "dx", &[0.0, 0.0], 2), 2.0f64.powi(-25));
-        assert_eq!(error(&[("entropy", &[0.25])], "entropy", &[0.125], 9), 0.125);
-        assert_eq!(error(&[("loss", &[0.25])], "loss", &[0.125], 9), 1.0);
-        assert_eq!(error(&[("entropy", &[f32::NAN])], "entropy", &[0.125], 9), f64::MAX);
+    fn what_should_be_zero_or_small_is_reported_against_one() {
+        assert_eq!(relative("dx", &[2.0f32.powi(-24), 0.0], &[0.0, 0.0], 2), 2.0f64.powi(-25));
+        assert_eq!(relative("entropy", &[0.25], &[0.125], 9), 0.125);
+        assert_eq!(relative("loss", &[0.25], &[0.125], 9), 1.0);
+        assert_eq!(relative("entropy", &[f32::NAN], &[0.125], 9), f64::MAX);
     }
 }

@@ -1,6 +1,6 @@
 //! Cross-entropy: passes S, C1 and T.
 
-use super::check::{Named, widen};
+use super::check::{Expected, Named, widen};
 use super::convert;
 use super::logits;
 use super::measure::Meter;
@@ -9,12 +9,13 @@ use crate::cli::values;
 use anyhow::bail;
 use std::path::Path;
 use std::sync::Arc;
+use vocabfuse::bounds::{self, Arithmetic};
 use vocabfuse::problem::{Outputs, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::{self, Inputs};
 use vocabfuse::{
     Batch, CrossEntropy, Device, Dtype, Filtered, Gradients, Local, OutputLayer, Policy, Reduction, Shard, Upstream,
-    plain, reference,
+    operators, plain, reference,
 };
 
 #[derive(Debug, clap::Args)]
@@ -211,15 +212,22 @@ impl Operator for Loss {
         Ok(Results { outputs, costs })
     }
 
-    fn truth(&self) -> anyhow::Result<Named<f64>> {
-        let [x, w] = [&self.inputs.x, &self.inputs.w].map(|tensor| widen(&tensor.to_f32()));
-        let optional = self.optional(widen);
-        Ok(self.named(reference::cross_entropy(&self.problem([&x, &w], &optional))?))
-    }
-
-    fn plain(&self) -> anyhow::Result<Named<f32>> {
+    fn expected(&self, outputs: &[Tensor], arithmetic: Arithmetic) -> anyhow::Result<Vec<Expected>> {
         let [x, w] = [&self.inputs.x, &self.inputs.w].map(|tensor| tensor.to_f32());
+        let ([wide_x, wide_w], optional) = ([widen(&x), widen(&w)], self.optional(widen));
+        let problem = self.problem([&wide_x, &wide_w], &optional);
+        let truth = reference::cross_entropy(&problem)?;
+        let bounds = bounds::cross_entropy(&problem, &truth, arithmetic);
         let optional = self.optional(<[f32]>::to_vec);
-        Ok(self.named(plain::cross_entropy(&self.problem([&x, &w], &optional), self.inputs.x.dtype())?))
+        let plain = plain::cross_entropy(&self.problem([&x, &w], &optional), self.inputs.x.dtype())?;
+        let mut expected = Expected::values(self.named(truth), self.named(plain), self.named(bounds));
+        if self.loss.argmax {
+            let ids = outputs.iter().find(|output| output.name == "argmax").and_then(|output| output.ids.as_deref());
+            let largest = operators::Query::TopK(problem.distribution(), 1);
+            let of_token = |token| problem.target(token).is_some();
+            let picks = bounds::picks(&largest, problem.vocab, ids.unwrap_or_default(), arithmetic, of_token);
+            expected.push(Expected::ids("argmax", &picks));
+        }
+        Ok(expected)
     }
 }

@@ -1,11 +1,12 @@
 //! Operators on the distribution over the vocabulary: values, and the gradients of what they are computed from.
 
-use super::check::Named;
+use super::check::{Expected, Named};
 use super::convert;
 use super::logits;
 use super::measure::Meter;
 use super::operator::{Op, Operator, Place, Results, Sizes, Tensor};
 use std::path::Path;
+use vocabfuse::bounds::{self, Arithmetic};
 use vocabfuse::operators::{self, Answer, Query, Raw, Real};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::operators::{Distribution as Operand, Inputs, Source as Operands, TokenIds, Wanted, read};
@@ -213,8 +214,8 @@ impl OnDistribution {
         }
     }
 
-    /// The same by materialised logits.
-    fn composition<T: Real>(&self) -> Named<T> {
+    /// What `with` makes of the query and the upstream gradients in the type of a computation.
+    fn in_type<T: Real, R>(&self, with: impl FnOnce(&Query<'_, T>, &operators::Upstream<'_, T>) -> R) -> R {
         let typed = |v: &[f32]| -> Vec<T> { v.iter().map(|v| T::from_f64(f64::from(*v))).collect() };
         let tensors: Vec<[Vec<T>; 3]> = self
             .operands()
@@ -245,11 +246,61 @@ impl OnDistribution {
         let [logprobs, entropy, divergence] = self.upstreams().map(|u| typed(&u));
         let upstream =
             operators::Upstream { logprobs: Some(&logprobs), entropy: Some(&entropy), divergence: Some(&divergence) };
-        let mut answer = operators::evaluate(&query, &upstream, self.inputs.vocab, self.dtype());
+        with(&query, &upstream)
+    }
+
+    fn evaluated<T: Real>(&self) -> Answer<T> {
+        self.in_type(|query, upstream| operators::evaluate(query, upstream, self.inputs.vocab, self.coarser()))
+    }
+
+    /// Values and gradients by name; those of a divergence are of the teacher first, if that is P.
+    fn named<T>(&self, mut answer: Answer<T>) -> Named<T> {
         if self.op == Op::Kl && !self.reverse {
             answer.gradients.reverse();
         }
         named(answer, self.operands())
+    }
+
+    fn expected_picks(&self, outputs: &[Tensor], arithmetic: Arithmetic) -> Vec<Expected> {
+        let ids = outputs.iter().find(|output| output.name == "ids").and_then(|output| output.ids.as_deref());
+        let ids = ids.unwrap_or_default();
+        let vocab = self.inputs.vocab;
+        let picks = self.in_type(|query, _| bounds::picks(query, vocab, ids, arithmetic, |_| true));
+        let [logits, logprobs] = self.plain_of(ids);
+        let expected = Expected::ids("ids", &picks);
+        let want = vec![("logprobs", picks.logprobs), ("logits", picks.logits)];
+        let bounds = vec![("logprobs", picks.of_logprobs), ("logits", picks.of_logits)];
+        let mut all = vec![expected];
+        all.extend(Expected::values(want, vec![("logprobs", logprobs), ("logits", logits)], bounds));
+        all
+    }
+
+    /// Logits and log-probabilities of ids by the plain composition; NaN where there is none.
+    fn plain_of(&self, ids: &[i64]) -> [Vec<f32>; 2] {
+        let vocab = self.inputs.vocab;
+        let all = self.in_type(|query: &Query<'_, f32>, upstream| match *query {
+            Query::TopK(of, _) | Query::Sample(of, _) => {
+                operators::evaluate(&Query::TopK(of, vocab), upstream, vocab, self.coarser())
+            }
+            _ => Answer::default(),
+        });
+        let position = |(slot, id): (usize, &i64)| {
+            let first = slot / self.slots() * vocab;
+            all.ids.get(first..first + vocab)?.iter().position(|other| other == id).map(|at| first + at)
+        };
+        let positions: Vec<Option<usize>> = ids.iter().enumerate().map(position).collect();
+        let of = |values: &[f32]| positions.iter().map(|at| at.map_or(f32::NAN, |at| values[at])).collect();
+        [of(&all.logits), of(&all.logprobs)]
+    }
+
+    /// The coarser of the dtypes of two distributions.
+    fn coarser(&self) -> Dtype {
+        let dtypes = self.operands().map(|of| match &of.source {
+            Operands::Linear { x, .. } => x.dtype(),
+            Operands::Logits(logits) => logits.dtype(),
+        });
+        let fineness = |dtype: &Dtype| [Dtype::Bf16, Dtype::F16, Dtype::F32].iter().position(|other| other == dtype);
+        dtypes.min_by_key(fineness).unwrap_or(Dtype::F32)
     }
 
     fn dtype(&self) -> Dtype {
@@ -362,11 +413,14 @@ impl Operator for OnDistribution {
         Ok(Results { costs: meter.finish(bytes, kernels, counters), outputs })
     }
 
-    fn truth(&self) -> anyhow::Result<Named<f64>> {
-        Ok(self.composition())
-    }
-
-    fn plain(&self) -> anyhow::Result<Named<f32>> {
-        Ok(self.composition())
+    fn expected(&self, outputs: &[Tensor], arithmetic: Arithmetic) -> anyhow::Result<Vec<Expected>> {
+        let arithmetic = Arithmetic { dtype: self.coarser(), ..arithmetic };
+        if !self.differentiable() {
+            return Ok(self.expected_picks(outputs, arithmetic));
+        }
+        let truth: Answer<f64> = self.evaluated();
+        let bounds =
+            self.in_type(|query, upstream| bounds::operator(query, upstream, self.inputs.vocab, &truth, arithmetic));
+        Ok(Expected::values(self.named(truth), self.named(self.evaluated()), self.named(bounds)))
     }
 }

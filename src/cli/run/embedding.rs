@@ -1,11 +1,12 @@
 //! The input embedding: lookup, the one collective, and the gradient of the table.
 
-use super::check::{Named, widen};
+use super::check::{Expected, Named, widen};
 use super::convert;
 use super::measure::Meter;
 use super::operator::{Operator, Place, Results, Sizes, Tensor};
 use crate::cli::values;
 use std::path::Path;
+use vocabfuse::bounds::{self, Arithmetic};
 use vocabfuse::problem::embedding::{Embedded, Embedding};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::embedding::{self, Inputs};
@@ -92,15 +93,13 @@ impl Operator for Table {
         Ok(Results { outputs, costs })
     }
 
-    fn truth(&self) -> anyhow::Result<Named<f64>> {
-        let w = widen(&self.inputs.w.to_f32());
-        let dy = self.inputs.dy.as_ref().map(|dy| widen(&dy.to_f32()));
-        Ok(named(reference::embedding(&self.problem(&w, dy.as_deref()))?))
-    }
-
-    fn plain(&self) -> anyhow::Result<Named<f32>> {
+    fn expected(&self, _: &[Tensor], _: Arithmetic) -> anyhow::Result<Vec<Expected>> {
         let (w, dtype) = (self.inputs.w.to_f32(), self.inputs.w.dtype());
         let dy = self.inputs.dy.as_ref().map(|dy| dy.to_f32());
-        Ok(named(plain::embedding(&self.problem(&w, dy.as_deref()), dtype)?))
+        let (wide, wide_dy) = (widen(&w), dy.as_deref().map(widen));
+        let problem = self.problem(&wide, wide_dy.as_deref());
+        let plain = plain::embedding(&self.problem(&w, dy.as_deref()), dtype)?;
+        let bounds = bounds::embedding(&problem);
+        Ok(Expected::values(named(reference::embedding(&problem)?), named(plain), named(bounds)))
     }
 }

@@ -1,12 +1,13 @@
 //! What `run` needs to know of an operator, and which there are.
 
-use super::check::Named;
+use super::check::Expected;
 use super::measure::Costs;
 use super::{cross_entropy, distribution, embedding, logits, products};
 use anyhow::bail;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, ValueEnum};
 use serde::Serialize;
+use vocabfuse::bounds::Arithmetic;
 use vocabfuse::{Device, Policy, ShardLayout};
 
 /// An operator with its inputs, read and checked.
@@ -17,11 +18,8 @@ pub trait Operator {
     /// Runs it on every rank.
     fn run<D: Device>(&self, place: &Place<'_, D>) -> anyhow::Result<Results>;
 
-    /// The outputs in f64, by their names.
-    fn truth(&self) -> anyhow::Result<Named<f64>>;
-
-    /// The outputs of the plain composition in the dtype of the inputs, by their names.
-    fn plain(&self) -> anyhow::Result<Named<f32>>;
+    /// What the outputs should be. Values that belong to ids are those of the ids that were picked.
+    fn expected(&self, outputs: &[Tensor], arithmetic: Arithmetic) -> anyhow::Result<Vec<Expected>>;
 }
 
 /// Sizes for the report.

@@ -14,6 +14,8 @@ pub struct Report<'a> {
     passed: Option<bool>,
     errors: Option<Errors<'a>>,
     plain_errors: Option<Errors<'a>>,
+    /// Error of the worst row of each output over what it may be: 1 at most where it passes.
+    excess: Option<Errors<'a>>,
     /// Times that a rank waited for the others.
     barriers: u64,
     /// Collectives that a rank launched.
@@ -89,6 +91,7 @@ impl<'a> Report<'a> {
             passed: check.map(|c| c.failed().is_empty()),
             errors: check.map(|c| Errors(&c.errors, |error| error.own)),
             plain_errors: check.map(|c| Errors(&c.errors, |error| error.plain)),
+            excess: check.map(|c| Errors(&c.errors, |error| error.worst.excess)),
             barriers: costs.counters.barriers,
             launches: costs.counters.launches,
             bytes: costs.counters.bytes,
@@ -137,10 +140,13 @@ impl<'a> Report<'a> {
 
 fn error_table(errors: &[Error]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(["output", "error against f64", "plain composition", "check"]);
+    let header = ["output", "error against f64", "plain composition", "worst row", "of what it may be", "check"];
+    table.load_style(presets::NOTHING).set_header(header);
     for error in errors {
         let verdict = if error.passes() { "passed" } else { "failed" };
-        table.add_row([error.name, &format!("{:.2e}", error.own), &format!("{:.2e}", error.plain), verdict]);
+        let [own, plain] = [error.own, error.plain].map(|error| format!("{error:.2e}"));
+        let share = format!("{:.2}", error.worst.excess);
+        table.add_row([error.name, &own, &plain, &error.worst.row.to_string(), &share, verdict]);
     }
     table
 }
