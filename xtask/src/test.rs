@@ -175,10 +175,10 @@ impl Skipped {
         for target in Target::CPU.iter().map(|target| target.as_str()) {
             let reasons = self.0.iter().filter(|((skipped, _), _)| skipped == target);
             let reasons: Vec<String> =
-                reasons.map(|((_, why), tests)| format!("skipped by {} tests: {why}", tests.len())).collect();
-            if !available.iter().any(|name| name == target) {
-                // Tests say so if there is nothing to emulate it on.
-                let emulated = target == Target::Amx.as_str() && reasons.is_empty();
+                reasons.map(|((_, why), tests)| format!("skipped ({} of the tests): {why}", tests.len())).collect();
+            // Tests say so if there is nothing to emulate AMX on.
+            if reasons.is_empty() && !available.iter().any(|name| name == target) {
+                let emulated = target == Target::Amx.as_str();
                 let how = if emulated { "on the emulator" } else { "skipped: it does not run on this machine" };
                 rows.push((target.to_owned(), how.to_owned()));
             }
