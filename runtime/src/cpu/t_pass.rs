@@ -140,7 +140,12 @@ impl Cpu {
         });
         let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
-        tasks(family, pass.w.rows(), rows).into_par_iter().for_each(|task| {
+        let classes = pass.w.rows();
+        (0..classes.div_ceil(rows)).into_par_iter().for_each(|index| {
+            let first_column = index * rows;
+            // No task crosses a chunk, since saved values are laid out by chunk: both are powers of two.
+            let task =
+                Task { chunk: first_column / family.chunk, first_column, columns: rows.min(classes - first_column) };
             let mut scratch = lock(&scratch);
             let Scratch { kernel: scratch, w, sums } = &mut *scratch;
             let elements = task.columns * hidden;
@@ -232,16 +237,4 @@ impl Cpu {
             }
         });
     }
-}
-
-// No task crosses a chunk, since saved values are laid out by chunk.
-fn tasks(family: &Family, columns: usize, rows: usize) -> Vec<Task> {
-    let mut tasks = vec![];
-    for (chunk, start) in (0..columns).step_by(family.chunk).enumerate() {
-        let end = columns.min(start + family.chunk);
-        for first_column in (start..end).step_by(rows) {
-            tasks.push(Task { chunk, first_column, columns: rows.min(end - first_column) });
-        }
-    }
-    tasks
 }
