@@ -1,6 +1,6 @@
 //! Odd rows, odd shapes, errors, and what must not depend on threads or ranks.
 
-use crate::harness::{self, Case, Data, IGNORED, Run, Which, check, composition, draws, run};
+use crate::harness::{Case, Data, IGNORED, Run, Which, check, composition, draws, run};
 use crate::targets::{amx, bf16x3, devices};
 use vocabfuse::reference::largest_error;
 use vocabfuse_runtime::{
