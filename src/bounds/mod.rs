@@ -102,7 +102,8 @@ impl Worst {
 }
 
 /// The row of `got` that is the furthest off from `want`, by what the row of `plain` and its bound allow: twice the error of
-/// the one plus the other. Where the plain composition has no number, it allows nothing.
+/// the one plus the other. Where the plain composition has no number, it allows nothing. What is too large for f32 is
+/// infinite there.
 ///
 /// All have as many rows as there are bounds. An output of another size is infinitely far off.
 pub fn worst(got: &[f32], plain: &[f32], want: &[f64], bounds: &[f64]) -> Worst {
@@ -111,6 +112,7 @@ pub fn worst(got: &[f32], plain: &[f32], want: &[f64], bounds: &[f64]) -> Worst 
         return Worst { row: 0, excess: f64::INFINITY };
     }
     let width = want.len() / bounds.len().max(1);
+    let want: Vec<f64> = want.iter().map(|want| rounded(*want)).collect();
     let excess = |row: usize, bound: &f64| {
         let range = row * width..(row + 1) * width;
         let error = largest_difference(&got[range.clone()], &want[range.clone()]);
@@ -122,6 +124,11 @@ pub fn worst(got: &[f32], plain: &[f32], want: &[f64], bounds: &[f64]) -> Worst 
     let rows = if want.is_empty() { &[] } else { bounds };
     let rows = rows.iter().enumerate().map(|(row, bound)| excess(row, bound));
     rows.fold(Worst::default(), |a, b| if b.excess > a.excess { b } else { a })
+}
+
+/// A number of f64, infinite where it is so in f32.
+fn rounded(value: f64) -> f64 {
+    if (value as f32).is_finite() { value } else { f64::from(value as f32) }
 }
 
 /// The largest finite value.
