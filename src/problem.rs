@@ -209,7 +209,11 @@ impl<'a, T: Copy + Into<f64>> Problem<'a, T> {
 
     /// The output `loss` from the losses of the tokens: `[N]`, or `[1]` if the reduction is not none.
     pub fn reduce(&self, mut losses: Vec<f64>) -> Vec<f64> {
-        losses.iter_mut().enumerate().for_each(|(token, loss)| *loss *= self.token_weight(token));
+        for (token, loss) in losses.iter_mut().enumerate() {
+            let weight = self.token_weight(token);
+            // A token without weight adds nothing, whatever its loss is.
+            *loss = if weight == 0.0 { 0.0 } else { *loss * weight };
+        }
         let divisor = self.divisor();
         match self.options.reduction {
             Reduction::None => losses,

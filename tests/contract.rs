@@ -436,3 +436,25 @@ fn padded_vocabulary_rows_have_no_mass_and_no_gradient() {
     assert!(largest_error(&real, &expected.dw) < 1e-5, "dW is added to what was there");
     assert!(dw[vocab * hidden..].iter().all(|v| *v == 7.0), "padding is not touched");
 }
+
+#[test]
+fn a_token_without_weight_has_no_loss_whatever_its_logits_are() {
+    for reduction in [Reduction::None, Reduction::Sum, Reduction::Mean] {
+        for masked in [-3e38f32, f32::NEG_INFINITY] {
+            let loss = CrossEntropy { reduction, ..CrossEntropy::default() };
+            let case = Case { bias: true, loss, ..Case::new(2, 1, 2) };
+            let tensors = Tensors {
+                x: vec![0.0; 2],
+                w: vec![0.0; 2],
+                bias: Some(vec![3e38, masked]),
+                targets: vec![1, 0],
+                token_weights: Some(vec![0.0, 1.0]),
+                ..Tensors::random(&case)
+            };
+            for cpu in devices(1) {
+                let out = run(&cpu, &case, &tensors).unwrap().out;
+                assert!(out.loss.iter().all(|loss| *loss == 0.0), "{reduction:?} {masked}: {:?}", out.loss);
+            }
+        }
+    }
+}

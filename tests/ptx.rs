@@ -531,3 +531,19 @@ fn tokens_of_more_than_one_block_add_up_in_dw() {
         check(&case, &tensors, &clean(&ptx, &gpu, &case, &tensors)).unwrap();
     }
 }
+
+#[test]
+fn smoothed_targets_need_neither_classes_nor_tokens() {
+    let (ptx, gpu) = device();
+    for softcap in [None, Some(2.0)] {
+        for bounds in [vec![0, 1, 1], vec![0, 0, 1]] {
+            let loss =
+                CrossEntropy { label_smoothing: 0.1, ignore_index: Some(-100), softcap, ..CrossEntropy::default() };
+            let case = Case { dtype: Dtype::Bf16, bounds, loss, ..Case::new(3, 1, 1) };
+            let tensors = Tensors { targets: vec![-100; 3], ..Tensors::random(&case) };
+            let out = run(&gpu, &case, &tensors).unwrap().out;
+            assert!(ptx.take_report().is_clean());
+            assert!(out.loss == [0.0] && out.dx == [0.0; 3] && out.dw == [0.0], "{out:?}");
+        }
+    }
+}

@@ -14,7 +14,8 @@ pub struct Batch<'a> {
     pub upstream: Option<&'a [f32]>,
     /// Upstream gradient of each token's lse, N; `None` is zero. The reduction does not apply to it.
     pub lse_upstream: Option<&'a [f32]>,
-    /// Weight of each token, N; multiplies loss and gradients, and counts in the mean. `None` is one.
+    /// Weight of each token, N; multiplies loss and gradients, and counts in the mean. A token of weight 0 has loss 0, whatever
+    /// its logits are. `None` is one.
     pub token_weights: Option<&'a [f32]>,
     /// Weight of each class of the whole vocabulary, V: multiplies the loss of the tokens whose target it is, and its
     /// share of smoothed targets, and counts in the mean ([`Reduction::Mean`](crate::Reduction::Mean)). The z-loss does not

@@ -126,10 +126,11 @@ impl<'a, D: Device> Job<'a, D> {
 
     /// The result from the losses of the tokens that count, in f64 before the last rounding.
     pub(crate) fn losses(&self, losses: &[f32]) -> Vec<f32> {
-        let weighted = losses
-            .iter()
-            .zip(&self.rows)
-            .map(|(l, row)| f64::from(*l) * f64::from(self.batch.token_weight(*row as usize)));
+        let weighted = losses.iter().zip(&self.rows).map(|(loss, row)| {
+            let weight = f64::from(self.batch.token_weight(*row as usize));
+            // A token without weight adds nothing, whatever its loss is.
+            if weight == 0.0 { 0.0 } else { f64::from(*loss) * weight }
+        });
         if self.layer.loss.reduction == Reduction::None {
             return self.scatter(weighted.map(|l| l as f32), 0.0);
         }

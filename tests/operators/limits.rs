@@ -173,35 +173,53 @@ fn with_offset(which: Which, offset: f32) -> (Case, Data) {
 
 #[test]
 fn a_common_offset_of_the_logits_changes_nothing() {
+    for cpu in devices(2).into_iter().chain(crate::targets::amx(2)) {
+        common_offsets(|case, data| run(&cpu, case, data).unwrap(), &cpu.name());
+    }
+}
+
+#[test]
+fn a_common_offset_of_the_logits_changes_nothing_on_a_gpu() {
+    let (ptx, gpu) = device();
+    common_offsets(|case, data| clean(&ptx, &gpu, case, data), "ptx:sm_80");
+}
+
+fn common_offsets(run: impl Fn(&Case, &Data) -> Run, name: &str) {
     let p = [0.090_030_573, 0.244_728_471, 0.665_240_956];
     for offset in [0.0f32, 1e4, -1e4, 2.9e6, 6e6, 1e7, -1e7] {
         for which in [Which::Logprobs, Which::Entropy, Which::Both, Which::Forward, Which::TopK(2)] {
             let (case, data) = with_offset(which, offset);
-            let devices = devices(2).into_iter().chain(crate::targets::amx(2));
-            for cpu in devices {
-                let Run { answer, .. } = run(&cpu, &case, &data).unwrap();
-                let close = |got: &[f32], want: f64| {
-                    for got in got {
-                        let error = (f64::from(*got) - want).abs();
-                        assert!(error <= 2e-6, "{got} for {want}: {which:?} at {offset} on {}", cpu.name());
-                    }
-                };
-                match which {
-                    Which::TopK(_) => close(&answer.logprobs[..1], -0.407_605_964),
-                    _ => close(&answer.logprobs, -1.407_605_964),
+            let Run { answer, .. } = run(&case, &data);
+            let close = |got: &[f32], want: f64| {
+                for got in got {
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(error <= 2e-6, "{got} for {want}: {which:?} at {offset} on {name}");
                 }
-                close(&answer.entropy, 0.832_395_583);
-                close(&answer.divergence, 0.0);
-                if which == Which::Entropy {
-                    for (token, u) in data.rows.iter().enumerate() {
-                        let by_y = |p: f64| -p * (p.ln() + 0.832_395_583) * f64::from(*u);
-                        close(&answer.gradients[0].logits[token * 700 + 699..][..1], by_y(p[2]));
-                        close(&answer.gradients[0].logits[token * 700..][..1], by_y(p[0]));
-                    }
+            };
+            match which {
+                Which::TopK(_) => close(&answer.logprobs[..1], -0.407_605_964),
+                _ => close(&answer.logprobs, -1.407_605_964),
+            }
+            close(&answer.entropy, 0.832_395_583);
+            close(&answer.divergence, 0.0);
+            if which == Which::Entropy {
+                for (token, u) in data.rows.iter().enumerate() {
+                    let by_y = |p: f64| -p * (p.ln() + 0.832_395_583) * f64::from(*u);
+                    close(&answer.gradients[0].logits[token * 700 + 699..][..1], by_y(p[2]));
+                    close(&answer.gradients[0].logits[token * 700..][..1], by_y(p[0]));
                 }
             }
         }
     }
+}
+
+#[test]
+fn draws_do_not_know_a_common_offset_on_a_gpu() {
+    let (_, gpu) = device();
+    let of = |logit: f32| draws(&gpu, &vec![logit; 800], 4, &[0, 1, 4], 1)[0].ids.clone();
+    let ids = of(0.0);
+    assert!((0..4).all(|id| (30..70).contains(&ids.iter().filter(|i| **i == id).count())), "{ids:?}");
+    assert!([16_777_216.0, 1e30, -1e8].iter().all(|logit| of(*logit) == ids));
 }
 
 #[test]
@@ -226,23 +244,32 @@ fn draws_do_not_know_a_common_offset() {
 
 #[test]
 fn divergences_of_close_distributions_have_digits() {
+    for cpu in devices(2) {
+        close_distributions(|case, data| run(&cpu, case, data).unwrap(), &cpu.name(), 32_000);
+    }
+}
+
+#[test]
+fn divergences_of_close_distributions_have_digits_on_a_gpu() {
+    let (ptx, gpu) = device();
+    close_distributions(|case, data| clean(&ptx, &gpu, case, data), "ptx:sm_80", 3_000);
+}
+
+fn close_distributions(run: impl Fn(&Case, &Data) -> Run, name: &str, vocab: usize) {
     for (offset, spread, bounds) in
-        [(0.0f32, 2e-3, vec![0, 32_000]), (0.3, 2e-3, vec![0, 9_999, 32_000]), (-5.0, 1e-4, vec![0, 32_000])]
+        [(0.0f32, 2e-3, vec![0, vocab]), (0.3, 2e-3, vec![0, vocab / 3, vocab]), (-5.0, 1e-4, vec![0, vocab])]
     {
         for which in [Which::Forward, Which::Reverse] {
-            let case = Case { bounds: bounds.clone(), spread, ..given(which, 3, 32_000) };
+            let case = Case { bounds: bounds.clone(), spread, ..given(which, 3, vocab) };
             let mut data = Data::random(&case);
             data.logits[1].iter_mut().for_each(|y| *y += offset);
             // The first classes differ more, and weigh next to nothing.
-            data.logits.iter_mut().for_each(|logits| logits.chunks_mut(32_000).for_each(|row| row[..64].fill(-20.0)));
-            data.logits[1].chunks_mut(32_000).for_each(|row| row[..64].fill(-21.0));
+            data.logits.iter_mut().for_each(|logits| logits.chunks_mut(vocab).for_each(|row| row[..64].fill(-20.0)));
+            data.logits[1].chunks_mut(vocab).for_each(|row| row[..64].fill(-21.0));
             let truth = composition::<f64>(&case, &data).divergence;
-            for cpu in devices(2) {
-                let answer = run(&cpu, &case, &data).unwrap().answer;
-                for (got, want) in answer.divergence.iter().zip(&truth) {
-                    let error = (f64::from(*got) - want).abs();
-                    assert!(error <= 3e-4 * want, "{got:e} for {want:e}: {which:?} {offset} on {}", cpu.name());
-                }
+            for (got, want) in run(&case, &data).answer.divergence.iter().zip(&truth) {
+                let error = (f64::from(*got) - want).abs();
+                assert!(error <= 3e-4 * want, "{got:e} for {want:e}: {which:?} {offset} on {name}");
             }
         }
     }
@@ -250,18 +277,72 @@ fn divergences_of_close_distributions_have_digits() {
 
 #[test]
 fn the_length_of_the_vocabulary_costs_no_digits() {
+    for cpu in devices(2) {
+        uniform(|case, data| run(&cpu, case, data).unwrap(), &cpu.name());
+    }
+}
+
+#[test]
+fn the_length_of_the_vocabulary_costs_no_digits_on_a_gpu() {
+    let (_, gpu) = device();
+    uniform(|case, data| run(&gpu, case, data).unwrap(), "ptx:sm_80");
+}
+
+#[test]
+fn divergences_survive_shards_and_chunks_that_hold_next_to_nothing() {
+    for cpu in devices(2) {
+        far_apart(|case, data| run(&cpu, case, data).unwrap(), &cpu.name());
+    }
+}
+
+#[test]
+fn divergences_survive_shards_and_chunks_that_hold_next_to_nothing_on_a_gpu() {
+    let (ptx, gpu) = device();
+    far_apart(|case, data| clean(&ptx, &gpu, case, data), "ptx:sm_80");
+}
+
+/// The first classes weigh next to nothing in one distribution, or in the other, by all sizes that f32 may lose.
+fn far_apart(run: impl Fn(&Case, &Data) -> Run, name: &str) {
+    for (vocab, bounds) in
+        [(2, vec![0, 1, 2]), (513, vec![0, 513]), (2049, vec![0, 2049]), (600, vec![0, 150, 300, 600])]
+    {
+        for low in [50.0f32, 88.0, 95.0, 100.0, 103.0, 104.0, 110.0, 150.0, 1000.0, 1e4, 1e9, 1e37] {
+            for which in [Which::Forward, Which::Reverse] {
+                for side in [0, 1] {
+                    let case = Case { bounds: bounds.clone(), ..given(which, 2, vocab) };
+                    let mut data = Data::random(&case);
+                    data.logits.iter_mut().for_each(|logits| logits.fill(0.0));
+                    let last = vocab - if vocab == 600 { 300 } else { 1 };
+                    data.logits[side].chunks_mut(vocab).for_each(|row| row[..last].fill(-low));
+                    let answer = run(&case, &data).answer;
+                    let truth = composition::<f64>(&case, &data);
+                    let what = format!("{which:?} of {vocab} classes, {low} below on side {side}, on {name}");
+                    for (got, want) in answer.divergence.iter().zip(&truth.divergence) {
+                        assert!((f64::from(*got) - want).abs() <= 2e-6 * want, "{got} for {want}: {what}");
+                    }
+                    for (got, want) in answer.gradients.iter().zip(&truth.gradients) {
+                        let size = want.logits.iter().fold(0.0, |size: f64, v| size.max(v.abs()));
+                        for (got, want) in got.logits.iter().zip(&want.logits) {
+                            let error = (f64::from(*got) - want).abs();
+                            assert!(error <= 1e-5 * size.max(1e-3), "gradient {got} for {want}: {what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn uniform(run: impl Fn(&Case, &Data) -> Run, name: &str) {
     for which in [Which::Logprobs, Which::Both] {
-        let case = Case { bounds: vec![0, 100_003], ..given(which, 2, 100_003) };
+        let case = given(which, 2, 100_003);
         let mut data = Data::random(&case);
         data.logits[0].fill(0.1);
         data.ids.fill(5);
-        for cpu in devices(2) {
-            let answer = run(&cpu, &case, &data).unwrap().answer;
-            for got in &answer.logprobs {
-                assert!((f64::from(*got) + 11.512_955_5).abs() < 2e-6, "{got} on {}", cpu.name());
-            }
-            for got in &answer.entropy {
-                assert!((f64::from(*got) - 11.512_955_5).abs() < 4e-6, "{got} on {}", cpu.name());
+        let answer = run(&case, &data).answer;
+        for (values, want, error) in [(&answer.logprobs, -11.512_955_5, 2e-6), (&answer.entropy, 11.512_955_5, 4e-6)] {
+            for got in values {
+                assert!((f64::from(*got) - want).abs() < error, "{got} on {name}");
             }
         }
     }

@@ -54,7 +54,8 @@ fn gradient_of_p() -> Result<Program, ProgramError> {
     let g = Graph::new("kl_divergence.gradient_of_p");
     let (p, q) = (Softmax::merged(&g, 0), Softmax::merged(&g, 1));
     let by_y = p.e * g.row("p_factor") * (p.above - q.above - g.row("center")) * g.row("divergence_upstream");
-    g.store(p.by_product(&g, by_y));
+    // What weighs nothing has no gradient, however far it is.
+    g.store(p.by_product(&g, p.e.equals(0.0).select(0.0, by_y)));
     g.finish()
 }
 

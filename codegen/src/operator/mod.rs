@@ -128,7 +128,7 @@ impl Operator {
 }
 
 /// A distance that stands for -inf where a product with zero must be zero: below any with a weight, and yet a number.
-const FARTHEST: f32 = -1e38;
+const FARTHEST: f32 = f32::MIN;
 
 /// The softmax of a distribution while its reference may still move.
 struct Softmax<'g> {

@@ -21,12 +21,13 @@ fn softcapped() -> Loss {
     g.row_output("rest", e.sum());
     g.row_output("target_logit", g.column_id().equals(g.target()).select(y, 0.0).sum());
     g.row_output("largest", y.min(2.5).max(z * 0.25).largest());
-    g.row_output("others", ((z * z).exp() / (z.exp() + 1.0) - (-z)).min(4.0).sum());
+    g.row_output("others", ((z * z).exp() / (z.exp() + 1.0) - (-z.exp())).min(4.0).sum());
     g.store(e);
     let statistics = g.finish().unwrap();
     let g = Graph::new("finish");
     let lse = g.row("rest").ln() - g.constant(0.0).above(g.reference());
-    g.row_output("loss", lse - g.row("target_logit") + g.row("others").ln_1p() * g.row("largest"));
+    let surprise = g.row("rest").ln() - g.row("target_logit").above(g.reference());
+    g.row_output("loss", surprise + g.row("others").ln_1p() * g.row("largest"));
     g.row_output("lse", lse);
     g.row_output("a_factor", g.uniform("logit_scale") / g.row("rest"));
     g.row_output("bound", g.uniform("logit_scale").magnitude());

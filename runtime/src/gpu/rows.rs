@@ -103,7 +103,12 @@ impl Rows {
         }
         if let Some(operand) = &self.operand {
             let row = self.width * 4;
-            let (first, rows) = if operand.shared { (0, 1) } else { (tokens.start, tokens.len()) };
+            // Without tokens there is no shared row.
+            let (first, rows) = if operand.shared {
+                (0, usize::from(operand.values.bytes() > 0))
+            } else {
+                (tokens.start, tokens.len())
+            };
             let values = Buffer::new(kernels.driver(), rows * row)?;
             values.copy(0, &operand.values, first * row, rows * row)?;
             block.operand = Some(Operand { values, shared: operand.shared });
