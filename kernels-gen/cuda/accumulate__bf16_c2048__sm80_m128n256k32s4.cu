@@ -41,9 +41,9 @@ DEVICE float power_of_two(float n) {
     return n > 127.0f ? infinity() : __int_as_float(((int)n + 127) << 23);
 }
 
-// The multiple of ln 2 that a reference stands for, and what it stands for besides.
-DEVICE float power(float reference) { return fabsf(reference) <= LARGEST_POWER ? rintf(reference * LOG2_E) : 0.0f; }
+// What a reference stands for besides a multiple of ln 2, and that multiple. Written so that no kernel runs out of registers.
 DEVICE float anchor(float reference) { return fabsf(reference) <= LARGEST_POWER ? 0.0f : reference; }
+DEVICE float power(float reference) { return rintf((reference - anchor(reference)) * LOG2_E); }
 // The reference of a row whose largest logit is given.
 DEVICE float reference_of(float peak) { return fabsf(peak) <= LARGEST_POWER ? ceilf(peak * LOG2_E) * LN_2 : peak; }
 // a - power ln 2 and a log2(e) - power, each in one rounding but for what two floats miss of the factor.
@@ -59,6 +59,13 @@ DEVICE float rise(float from, float to) { return less_power(anchor(to) - anchor(
 DEVICE float rebase(float from, float to) {
     const float n = in_powers(anchor(from) - anchor(to), power(to) - power(from));
     return n == rintf(n) ? power_of_two(n) : exp2_approx(n);
+}
+
+// A sum with one more term, and all that its roundings have lost.
+DEVICE void add_to(float& sum, float term, float& lost) {
+    const float next = __fadd_rn(sum, term), taken = __fsub_rn(next, sum);
+    lost += __fsub_rn(sum, __fsub_rn(next, taken)) + __fsub_rn(term, taken);
+    sum = next;
 }
 
 DEVICE float to_float(u16 a) { return __int_as_float((int)a << 16); }

@@ -41,9 +41,9 @@ DEVICE float power_of_two(float n) {
     return n > 127.0f ? infinity() : __int_as_float(((int)n + 127) << 23);
 }
 
-// The multiple of ln 2 that a reference stands for, and what it stands for besides.
-DEVICE float power(float reference) { return fabsf(reference) <= LARGEST_POWER ? rintf(reference * LOG2_E) : 0.0f; }
+// What a reference stands for besides a multiple of ln 2, and that multiple. Written so that no kernel runs out of registers.
 DEVICE float anchor(float reference) { return fabsf(reference) <= LARGEST_POWER ? 0.0f : reference; }
+DEVICE float power(float reference) { return rintf((reference - anchor(reference)) * LOG2_E); }
 // The reference of a row whose largest logit is given.
 DEVICE float reference_of(float peak) { return fabsf(peak) <= LARGEST_POWER ? ceilf(peak * LOG2_E) * LN_2 : peak; }
 // a - power ln 2 and a log2(e) - power, each in one rounding but for what two floats miss of the factor.
@@ -59,6 +59,13 @@ DEVICE float rise(float from, float to) { return less_power(anchor(to) - anchor(
 DEVICE float rebase(float from, float to) {
     const float n = in_powers(anchor(from) - anchor(to), power(to) - power(from));
     return n == rintf(n) ? power_of_two(n) : exp2_approx(n);
+}
+
+// A sum with one more term, and all that its roundings have lost.
+DEVICE void add_to(float& sum, float term, float& lost) {
+    const float next = __fadd_rn(sum, term), taken = __fsub_rn(next, sum);
+    lost += __fsub_rn(sum, __fsub_rn(next, taken)) + __fsub_rn(term, taken);
+    sum = next;
 }
 
 DEVICE float to_float(float a) { return a; }
@@ -125,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergenc
     const float* row = logits + token * stride;
     const float* row_1 = logits_1 + token * stride;
     float* out = q + token * stride;
-    const float g21 = uniform_logit_scale;
+    const float g24 = uniform_logit_scale;
     const float g0 = row_reference[token];
     const float g6 = row_reference_1[token];
     const float g11 = row_p_factor[token];
@@ -139,20 +146,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_gradient__kl_divergenc
         const float g1 = logit;
         const float g2 = exp_above(g1, g0);
         const float g3 = above(g1, g0);
-        const float g5 = maximum(g3, -1e38f);
+        const float g5 = maximum(g3, -3.4028235e38f);
         const float g7 = logit_1;
         const float g9 = above(g7, g6);
-        const float g10 = maximum(g9, -1e38f);
+        const float g10 = maximum(g9, -3.4028235e38f);
         const float g12 = g2 * g11;
         const float g13 = g5 - g10;
         const float g15 = g13 - g14;
         const float g16 = g12 * g15;
         const float g18 = g16 * g17;
-        const bool g20 = g1 == -infinity();
-        const float g22 = g18 * g21;
-        const float g24 = g20 ? 0.0f : g22;
+        const bool g20 = g2 == 0.0f;
+        const float g21 = g20 ? 0.0f : g18;
+        const bool g23 = g1 == -infinity();
+        const float g25 = g21 * g24;
+        const float g26 = g23 ? 0.0f : g25;
         const float slope = slopes == nullptr ? 1.0f : slopes[token * stride + local];
-        out[local] = g24 * slope;
+        out[local] = g26 * slope;
         peak = fmaxf(peak, fabsf(out[local]));
         (void)column, (void)logit, (void)selected;
     };

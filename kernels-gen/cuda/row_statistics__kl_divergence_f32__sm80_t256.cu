@@ -41,9 +41,9 @@ DEVICE float power_of_two(float n) {
     return n > 127.0f ? infinity() : __int_as_float(((int)n + 127) << 23);
 }
 
-// The multiple of ln 2 that a reference stands for, and what it stands for besides.
-DEVICE float power(float reference) { return fabsf(reference) <= LARGEST_POWER ? rintf(reference * LOG2_E) : 0.0f; }
+// What a reference stands for besides a multiple of ln 2, and that multiple. Written so that no kernel runs out of registers.
 DEVICE float anchor(float reference) { return fabsf(reference) <= LARGEST_POWER ? 0.0f : reference; }
+DEVICE float power(float reference) { return rintf((reference - anchor(reference)) * LOG2_E); }
 // The reference of a row whose largest logit is given.
 DEVICE float reference_of(float peak) { return fabsf(peak) <= LARGEST_POWER ? ceilf(peak * LOG2_E) * LN_2 : peak; }
 // a - power ln 2 and a log2(e) - power, each in one rounding but for what two floats miss of the factor.
@@ -59,6 +59,13 @@ DEVICE float rise(float from, float to) { return less_power(anchor(to) - anchor(
 DEVICE float rebase(float from, float to) {
     const float n = in_powers(anchor(from) - anchor(to), power(to) - power(from));
     return n == rintf(n) ? power_of_two(n) : exp2_approx(n);
+}
+
+// A sum with one more term, and all that its roundings have lost.
+DEVICE void add_to(float& sum, float term, float& lost) {
+    const float next = __fadd_rn(sum, term), taken = __fsub_rn(next, sum);
+    lost += __fsub_rn(sum, __fsub_rn(next, taken)) + __fsub_rn(term, taken);
+    sum = next;
 }
 
 DEVICE float to_float(float a) { return a; }
@@ -103,19 +110,11 @@ template <class Join> DEVICE float over_block(float a, Join join) {
 DEVICE float phi_near(float u) {
     return fmaf(fmaf(fmaf(fmaf(fmaf(1.97903410e-4f, u, 1.39446586e-3f), u, 8.33349675e-3f), u, 4.16662954e-2f), u, 1.66666657e-1f), u, 0.5f);
 }
-// e^u - 1 - u, with full relative precision.
-DEVICE float phi(float u) { return fabsf(u) <= 0.34f ? u * u * phi_near(u) : expf(u) - 1.0f - u; }
-// p phi(u) for weights p and q with e^u = q scale / p: no term of a divergence is a difference of large numbers.
+// p phi(u) with phi(u) = e^u - 1 - u, for weights p and q with e^u = q scale / p: no term of a divergence is a difference of
+// large numbers. Where u is not small e^u is not formed, since p and q may be too small or too far apart for it.
 DEVICE float divergence_term(float p, float q, float u, float scale) {
     if (p == 0.0f) return q * scale;
     return fabsf(u) <= 0.34f ? p * (u * u) * phi_near(u) : q * scale - p - p * u;
-}
-
-// A sum with one more term, and all that its roundings have lost.
-DEVICE void add_to(float& sum, float term, float& lost) {
-    const float next = __fadd_rn(sum, term), taken = __fsub_rn(next, sum);
-    lost += __fsub_rn(sum, __fsub_rn(next, taken)) + __fsub_rn(term, taken);
-    sum = next;
 }
 
 // Statistics of one chunk, a row a block: references, statistics and what their sums have lost, each `[token_stride]`, as they
@@ -180,11 +179,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
         const float w3 = above(w1, w0);
-        const float w5 = maximum(w3, -1e38f);
+        const float w5 = maximum(w3, -3.4028235e38f);
         const float w7 = logit_1;
         const float w8 = exp_above(w7, w6);
         const float w9 = above(w7, w6);
-        const float w10 = maximum(w9, -1e38f);
+        const float w10 = maximum(w9, -3.4028235e38f);
         const float w13 = w10 - w5;
         const bool w16 = w7 == -infinity();
         const float w19 = w16 ? 1.0f : 0.0f;
@@ -210,11 +209,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
         const float w3 = above(w1, w0);
-        const float w5 = maximum(w3, -1e38f);
+        const float w5 = maximum(w3, -3.4028235e38f);
         const float w7 = logit_1;
         const float w8 = exp_above(w7, w6);
         const float w9 = above(w7, w6);
-        const float w10 = maximum(w9, -1e38f);
+        const float w10 = maximum(w9, -3.4028235e38f);
         const float w13 = w10 - w5;
         const bool w16 = w7 == -infinity();
         const float w19 = w16 ? 1.0f : 0.0f;
@@ -225,8 +224,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
         }
         part_4 = over_block(part_4, Sum());
         const float before = logf(q / p) + (rise_0 - rise_1);
-        const float known = q == 0.0f ? 0.0f : p * factor_0 * phi(before - all);
-        part_4 += p == 0.0f ? q * factor_1 * scale : known;
+        // Where Q has no logit but P has, the divergence is infinite, and said to be so elsewhere.
+        part_4 += before == -infinity() ? 0.0f : divergence_term(p * factor_0, q * factor_1, before - all, scale);
         if (all_p == 0.0f || all_q == 0.0f) part_4 = 0.0f;
     }
     // All threads have read the sums before they change.

@@ -60,7 +60,7 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 let w1 = logit;
                 let w2 = exp_above(w1, w0);
                 let w3 = above(w1, w0);
-                let w5 = maximum(w3, splat(-1e38f32));
+                let w5 = maximum(w3, splat(-3.4028235e38f32));
                 let w7 = mul(w2, w5);
                 part1 = add(part1, w2);
                 part2 = add(part2, w7);

@@ -53,17 +53,23 @@ unsafe fn kernel(args: &Merge) {
 /// ratio of the part is from that of the whole, with φ(u) = e^u - 1 - u. `rise` is how much the logarithm of the ratio grows
 /// as the part becomes relative to the references of the whole.
 fn joined(part: (f32, f32), factors: (f32, f32), rise: f32, all: (f32, f32)) -> f32 {
-    let ((p, q), (all_p, all_q)) = (part, all);
+    let [p, q, all_p, all_q] = [part.0, part.1, all.0, all.1].map(f64::from);
     if all_p == 0.0 || all_q == 0.0 {
         return 0.0;
     }
-    if p == 0.0 {
-        return q * factors.1 * (all_p / all_q);
+    let (p_of_all, q_of_all) = (p * f64::from(factors.0), q * f64::from(factors.1));
+    let scaled = q_of_all * all_p / all_q;
+    if p_of_all == 0.0 {
+        return scaled as f32;
     }
-    let log = |a: f32| f64::from(a).ln();
-    let u = log(q) - log(p) + f64::from(rise) - (log(all_q) - log(all_p));
-    // Where Q has nothing, the divergence is infinite anyway, and said to be so elsewhere.
-    if q == 0.0 { 0.0 } else { (f64::from(p * factors.0) * (u.exp_m1() - u)) as f32 }
+    // Where Q has no logit but P has, the divergence is infinite, and said to be so elsewhere.
+    if q == 0.0 {
+        return 0.0;
+    }
+    let u = q.ln() - p.ln() + f64::from(rise) - (all_q.ln() - all_p.ln());
+    // Far from 0, e^u is not formed: one of the weights may have become too small for it.
+    let near = u.abs() < 1.0;
+    (if near { p_of_all * (u.exp_m1() - u) } else { scaled - p_of_all - p_of_all * u }) as f32
 }
 
 /// Registry entry.

@@ -26,7 +26,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
         let tile = args.tiles[0].add(panel * place.stride + lane);
         let tile_1 = args.tiles[1].add(panel * place.stride + lane);
         let out = args.out.add(panel * place.stride + lane);
-        let g21 = inputs.uniform(0);
+        let g24 = inputs.uniform(0);
         let g0 = load(inputs.row(0, token));
         let g6 = load(inputs.row(1, token));
         let g11 = load(inputs.row(2, token));
@@ -39,19 +39,21 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g1 = logit;
             let g2 = exp_above(g1, g0);
             let g3 = above(g1, g0);
-            let g5 = maximum(g3, splat(-1e38f32));
+            let g5 = maximum(g3, splat(-3.4028235e38f32));
             let g7 = logit_1;
             let g9 = above(g7, g6);
-            let g10 = maximum(g9, splat(-1e38f32));
+            let g10 = maximum(g9, splat(-3.4028235e38f32));
             let g12 = mul(g2, g11);
             let g13 = sub(g5, g10);
             let g15 = sub(g13, g14);
             let g16 = mul(g12, g15);
             let g18 = mul(g16, g17);
-            let g20 = eq(g1, splat(f32::NEG_INFINITY));
-            let g22 = mul(g18, splat(g21));
-            let g24 = select(g20, splat(0.0f32), g22);
-            store(out.add(i * PANEL), g24);
+            let g20 = eq(g2, splat(0.0f32));
+            let g21 = select(g20, splat(0.0f32), g18);
+            let g23 = eq(g1, splat(f32::NEG_INFINITY));
+            let g25 = mul(g21, splat(g24));
+            let g26 = select(g23, splat(0.0f32), g25);
+            store(out.add(i * PANEL), g26);
         }
         if !args.slopes.is_null() {
             let slopes = args.slopes.add(panel * place.stride + lane);

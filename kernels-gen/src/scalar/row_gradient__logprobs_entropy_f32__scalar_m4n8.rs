@@ -43,7 +43,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g1 = logit;
             let g2 = exp_above(g1, g0);
             let g3 = above(g1, g0);
-            let g5 = maximum(g3, splat(-1e38f32));
+            let g5 = maximum(g3, splat(-3.4028235e38f32));
             let g7 = mul(g2, g6);
             let g9 = add(g5, g8);
             let g10 = mul(g7, g9);
@@ -66,7 +66,7 @@ unsafe fn rows(args: &RowGradient, panel: usize, lane: usize) {
             let g1 = logit;
             let g2 = exp_above(g1, g0);
             let g3 = above(g1, g0);
-            let g5 = maximum(g3, splat(-1e38f32));
+            let g5 = maximum(g3, splat(-3.4028235e38f32));
             let g7 = mul(g2, g6);
             let g9 = add(g5, g8);
             let g10 = mul(g7, g9);

@@ -81,11 +81,11 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 let w1 = logit;
                 let w2 = exp_above(w1, w0);
                 let w3 = above(w1, w0);
-                let w5 = maximum(w3, splat(-1e38f32));
+                let w5 = maximum(w3, splat(-3.4028235e38f32));
                 let w7 = logit_1;
                 let w8 = exp_above(w7, w6);
                 let w9 = above(w7, w6);
-                let w10 = maximum(w9, splat(-1e38f32));
+                let w10 = maximum(w9, splat(-3.4028235e38f32));
                 let w13 = sub(w10, w5);
                 let w16 = eq(w7, splat(f32::NEG_INFINITY));
                 let w19 = select(w16, splat(1.0f32), splat(0.0f32));
@@ -115,11 +115,11 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
                 let w1 = logit;
                 let w2 = exp_above(w1, w0);
                 let w3 = above(w1, w0);
-                let w5 = maximum(w3, splat(-1e38f32));
+                let w5 = maximum(w3, splat(-3.4028235e38f32));
                 let w7 = logit_1;
                 let w8 = exp_above(w7, w6);
                 let w9 = above(w7, w6);
-                let w10 = maximum(w9, splat(-1e38f32));
+                let w10 = maximum(w9, splat(-3.4028235e38f32));
                 let w13 = sub(w10, w5);
                 let w16 = eq(w7, splat(f32::NEG_INFINITY));
                 let w19 = select(w16, splat(1.0f32), splat(0.0f32));
@@ -140,15 +140,8 @@ unsafe fn rows(args: &RowStatistics, panel: usize, lane: usize) {
     }
 }
 
-/// φ(u) = e^u - 1 - u, with full relative precision.
-#[inline]
-
-fn phi(u: V) -> V {
-    let near = mul(mul(u, u), polynomial(&EXP, u));
-    select(exceeds(u, splat(0.34)), sub(sub(exp(u), splat(1.0)), u), near)
-}
-
-/// p φ(u) for weights p and q with e^u = q `scale` / p: no term of a divergence is a difference of large numbers.
+/// p φ(u) with φ(u) = e^u - 1 - u, for weights p and q with e^u = q `scale` / p: no term of a divergence is a difference of
+/// large numbers. Where u is not small e^u is not formed, since p and q may be too small or too far apart for it.
 #[inline]
 
 fn divergence_term(p: V, q: V, u: V, scale: V) -> V {
@@ -163,8 +156,9 @@ fn divergence_term(p: V, q: V, u: V, scale: V) -> V {
 #[inline]
 
 fn joined(p: V, q: V, log_ratio: V, all: V, scale: V) -> V {
-    let known = mul(p, phi(sub(log_ratio, all)));
-    select(eq(p, splat(0.0)), mul(q, scale), select(eq(q, splat(0.0)), splat(0.0), known))
+    // Where Q has no logit but P has, the divergence is infinite, and said to be so elsewhere.
+    let excluded = eq(log_ratio, splat(f32::NEG_INFINITY));
+    select(excluded, splat(0.0), divergence_term(p, q, sub(log_ratio, all), scale))
 }
 
 /// Registry entry.
