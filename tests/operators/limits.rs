@@ -321,10 +321,12 @@ fn far_apart(run: impl Fn(&Case, &Data) -> Run, name: &str) {
                         assert!((f64::from(*got) - want).abs() <= 2e-6 * want, "{got} for {want}: {what}");
                     }
                     for (got, want) in answer.gradients.iter().zip(&truth.gradients) {
-                        let size = want.logits.iter().fold(0.0, |size: f64, v| size.max(v.abs()));
+                        // A derivative is a difference of distances as large as the divergence.
+                        let size =
+                            want.logits.iter().chain(&truth.divergence).fold(0.0, |size: f64, v| size.max(v.abs()));
                         for (got, want) in got.logits.iter().zip(&want.logits) {
                             let error = (f64::from(*got) - want).abs();
-                            assert!(error <= 1e-5 * size.max(1e-3), "gradient {got} for {want}: {what}");
+                            assert!(error <= 1e-6 * size, "gradient {got} for {want}: {what}");
                         }
                     }
                 }
