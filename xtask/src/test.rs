@@ -113,7 +113,7 @@ fn on_the_default_target(list: &Path) -> Result<()> {
 fn random(cases: u32) -> Result<()> {
     let cases = cases.to_string();
     let environment = [("PROPTEST_RNG_SEED", SEED), ("PROPTEST_CASES", cases.as_str()), ("VOCABFUSE_ISA", "")];
-    let arguments = [&["test", "--package", "vocabfuse", "--test", "random"], &FEATURES[..], &["--", "--nocapture"]];
+    let arguments = [&["test", "--workspace", "--test", "random"], &FEATURES[..], &["--", "--nocapture"]];
     run("cargo", &arguments.concat(), &environment)
 }
 
