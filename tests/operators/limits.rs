@@ -6,7 +6,7 @@ use crate::ptx::{clean, device};
 use crate::targets::devices;
 use vocabfuse_runtime::{Dtype, Precision};
 
-/// The documented limit of finite logits, of either sign.
+/// A logit near the largest number, of either sign.
 const LARGEST: f32 = 1e38;
 
 #[test]

@@ -21,7 +21,7 @@ const SEED: &str = "20261129";
 const FEATURES: [&str; 2] = ["--features", "vocabfuse-codegen/nvrtc"];
 
 /// Test programs whose results depend on the target: the layer, the operators, the embedding and the command line.
-const PROGRAMS: [&str; 13] = [
+const PROGRAMS: [&str; 15] = [
     "bf16x3",
     "budget",
     "cases",
@@ -30,11 +30,13 @@ const PROGRAMS: [&str; 13] = [
     "embedding",
     "filter",
     "gradient_dtype",
+    "offsets",
     "operators",
     "options",
     "oracle",
     "order",
     "ranks",
+    "sums",
 ];
 
 /// Parts of the names of their tests that do not: those on the interpreter of a GPU's kernels.
