@@ -41,6 +41,22 @@ fn a_bound_is_small_beside_its_row() {
 }
 
 #[test]
+fn terms_that_are_rounded_alike_may_have_errors_of_one_sign() {
+    const TOKENS: usize = 64;
+    let (w, bias) = (values(40 * H, 2), values(40, 3));
+    let of_row = |x: &[f64]| {
+        let (truth, bounds) = bounds(&problem(x, &w, &[7; TOKENS], &bias), Dtype::Bf16);
+        bounds.dw[10] / largest(&truth.dw[10 * H..11 * H])
+    };
+    // The terms of equal tokens have one sign, and so may have their errors: a few units of the sum.
+    let equal = of_row(&[0.5; TOKENS * H]);
+    assert!(equal > 1.5 * 2.0f64.powi(-8) && equal < 6.0 * 2.0f64.powi(-8), "{equal:e}");
+    let signs: Vec<f64> = (0..TOKENS * H).map(|i| if i / H % 2 == 0 { 0.5 } else { -0.5 }).collect();
+    let different: Vec<f64> = signs.iter().zip(values(TOKENS * H, 9)).map(|(x, v)| x + v * 1e-3).collect();
+    assert!(of_row(&signs) > 4.0 * of_row(&different), "{:e} {:e}", of_row(&signs), of_row(&different));
+}
+
+#[test]
 fn an_offset_costs_what_f32_rounds_of_logits() {
     let (x, w, targets) = ([0.0; H], [0.0; 3 * H], [1]);
     let loss = |bias: [f64; 3]| bounds(&problem(&x, &w, &targets, &bias), Dtype::F32).1.loss[0];
