@@ -36,6 +36,8 @@ struct Row {
 /// - An ignored token has loss, lse and gradients of zero; with all tokens ignored the mean is zero.
 /// - A token whose logits are all -inf has loss NaN, lse -inf and gradients of exactly zero.
 /// - A NaN logit makes loss, lse and dX of that token NaN, and with them dW and dBias, which sum over tokens.
+/// - Logits and losses of a token that f32 cannot hold are infinite.
+/// - A gradient of zero times an infinite value of x or w is NaN, but for ignored tokens, which add nothing.
 ///
 /// # Errors
 /// [`ProblemError`] if the inputs do not fit together.
@@ -65,13 +67,16 @@ pub fn cross_entropy(problem: &Problem<'_, f64>) -> Result<Outputs<f64>, Problem
             .map(|i| Row { factor: factors[i], ..row(problem, &lines, &block, i) })
             .collect();
         for (i, row) in block.clone().zip(&rows) {
-            losses[i] = row.loss;
+            losses[i] = in_range(row.loss);
             out.lse[i] = row.lse;
             out.argmax[i] = row.argmax;
         }
         lines.par_chunks_mut(block.len()).zip(z.par_chunks(block.len())).enumerate().for_each(|(class, (line, z))| {
             for ((value, row), z) in line.iter_mut().zip(&rows).zip(z) {
-                *value = logit_gradient(problem, row, class, *value) * cap.map_or(1.0, |c| cap_slope(z / c));
+                let slope = cap.map_or(1.0, |c| cap_slope(z / c));
+                // The logits of a token that adds nothing may be NaN.
+                let adds = row.target.is_some();
+                *value = if adds { logit_gradient(problem, row, class, *value) * slope } else { 0.0 };
             }
         });
         accumulate_dx(problem, &lines, &block, &mut out.dx[block.start * hidden..block.end * hidden]);
@@ -92,10 +97,16 @@ fn products(problem: &Problem<'_, f64>, block: std::ops::Range<usize>) -> Vec<f6
         let w = &problem.w[class * h..(class + 1) * h];
         for (y, i) in line.iter_mut().zip(block.clone()) {
             let product = dot(&problem.x[i * h..(i + 1) * h], w);
-            *y = problem.options.logit_scale * product + problem.bias.map_or(0.0, |b| b[class]);
+            let bias = problem.bias.map_or(0.0, |b| b[class]);
+            *y = in_range(problem.options.logit_scale * in_range(product) + bias);
         }
     });
     lines
+}
+
+/// A value as far as f32 can hold it: one that is too large is infinite.
+pub fn in_range(value: f64) -> f64 {
+    if (value as f32).is_finite() { value } else { f64::from(value as f32) }
 }
 
 fn row(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, token: usize) -> Row {
@@ -159,9 +170,12 @@ fn accumulate_dx(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Ra
     const TOGETHER: usize = 8; // tokens that share one reading of w
     let h = problem.hidden;
     dx.par_chunks_mut((TOGETHER * h).max(1)).enumerate().for_each(|(part, rows)| {
+        let tokens = block.start + part * TOGETHER..;
         for (line, w) in lines.chunks(block.len()).zip(problem.w.chunks(h)) {
-            for (row, gradient) in rows.chunks_mut(h).zip(&line[part * TOGETHER..]) {
-                add_scaled(row, gradient * problem.options.logit_scale, w);
+            for ((row, gradient), token) in rows.chunks_mut(h).zip(&line[part * TOGETHER..]).zip(tokens.clone()) {
+                if problem.target(token).is_some() {
+                    add_scaled(row, gradient * problem.options.logit_scale, w);
+                }
             }
         }
     });
@@ -170,7 +184,7 @@ fn accumulate_dx(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Ra
 fn accumulate_dw(problem: &Problem<'_, f64>, lines: &[f64], block: &std::ops::Range<usize>, dw: &mut [f64]) {
     let h = problem.hidden;
     dw.par_chunks_mut(h.max(1)).zip(lines.par_chunks(block.len())).for_each(|(row, line)| {
-        for (gradient, i) in line.iter().zip(block.clone()) {
+        for (gradient, i) in line.iter().zip(block.clone()).filter(|(_, i)| problem.target(*i).is_some()) {
             add_scaled(row, gradient * problem.options.logit_scale, &problem.x[i * h..(i + 1) * h]);
         }
     });
@@ -190,10 +204,6 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 fn add_scaled(to: &mut [f64], factor: f64, from: &[f64]) {
-    // A class without probability adds nothing, whatever its weights are.
-    if factor == 0.0 {
-        return;
-    }
     to.iter_mut().zip(from).for_each(|(t, f)| *t += factor * f);
 }
 

@@ -16,7 +16,15 @@ pub fn cross_entropy(problem: &Problem<'_, f64>, truth: &Outputs<f64>, arithmeti
     for first in (0..tokens).step_by(BLOCK) {
         let block = first..tokens.min(first + BLOCK);
         for (token, row) in block.clone().zip(logits.rows(block)) {
-            let (Some(target), Some(softmax)) = (problem.target(token), &row.softmax) else { continue };
+            let Some(target) = problem.target(token) else { continue };
+            let Some(softmax) = &row.softmax else {
+                if row.is_odd() {
+                    // Both may be infinite.
+                    (losses[token], lse[token]) = (f64::INFINITY, f64::INFINITY);
+                    sums.unknown(None);
+                }
+                continue;
+            };
             let of_token = Token::new(problem, (&row, softmax), target, [factors[token], problem.lse_factor(token)]);
             lse[token] = of_token.lse_error;
             losses[token] = of_token.loss();
@@ -46,9 +54,11 @@ struct Token<'a> {
     /// What the target distribution gives to the target alone, and to all classes beside that.
     hard: f64,
     shares: f64,
-    /// Probability of all classes but the target, and what its ratio to that of the target is off by.
+    /// Probability of all classes but the target, and what it is off by.
     others: f64,
-    ratio: f64,
+    of_others: f64,
+    /// What the logarithm of the ratio of the two is off by.
+    of_surprise: f64,
     lse_error: f64,
 }
 
@@ -61,8 +71,9 @@ impl<'a> Token<'a> {
     ) -> Token<'a> {
         let beside = || (0..softmax.p.len()).filter(|class| *class != target);
         let others: f64 = beside().map(|class| softmax.p[class]).sum();
-        let error: f64 = beside().map(|class| softmax.p[class] * softmax.exponential[class]).sum();
-        let of_others = if others == 0.0 { 0.0 } else { error / others };
+        let error: f64 = beside().map(|class| softmax.error(class)).sum();
+        let of_ratio = softmax.relative(target) * (others + error) + error + 4.0 * EPSILON * others;
+        let of_target = row.rounding[target] + softmax.of_log_total;
         Token {
             problem,
             row,
@@ -73,8 +84,9 @@ impl<'a> Token<'a> {
             hard: problem.smoothed(target, target).0,
             shares: (0..problem.vocab).map(|class| problem.smoothed(target, class).1).sum(),
             others,
-            ratio: softmax.exponential[target] + of_others + 4.0 * EPSILON,
-            lse_error: softmax.total + 2.0 * EPSILON * softmax.lse().abs() + TINY,
+            of_others: of_ratio.min(1.0),
+            of_surprise: of_ratio.min(of_target),
+            lse_error: softmax.of_log_total + 2.0 * EPSILON * softmax.lse().abs() + TINY,
         }
     }
 
@@ -88,20 +100,17 @@ impl<'a> Token<'a> {
     }
 
     fn loss(&self) -> f64 {
-        let Softmax { max, log_total, p, total, .. } = self.softmax;
+        let Softmax { max, log_total, p, of_log_total, .. } = self.softmax;
         let surprise = (max - self.row.y[self.target]) + log_total;
-        let of_hard = if self.hard == 0.0 {
-            0.0
-        } else {
-            self.hard.abs() * (self.others * self.ratio + 4.0 * EPSILON * surprise.abs())
-        };
+        let of_hard =
+            if self.hard == 0.0 { 0.0 } else { self.hard.abs() * (self.of_surprise + 4.0 * EPSILON * surprise.abs()) };
         let of_class = |class: usize| {
             let (share, below) = (self.problem.smoothed(self.target, class).1, max - self.row.y[class]);
-            let error = self.row.rounding[class] + total + 4.0 * EPSILON * (below + log_total.abs());
+            let error = self.row.rounding[class] + of_log_total + 4.0 * EPSILON * (below + log_total.abs());
             if share == 0.0 { 0.0 } else { share.abs() * error }
         };
         let lse = self.softmax.lse().abs();
-        let of_lse = self.z_loss() * lse * (2.0 * self.lse_error + 4.0 * EPSILON * lse);
+        let of_lse = self.z_loss() * ((2.0 * lse + self.lse_error) * self.lse_error + 4.0 * EPSILON * lse * lse);
         let sum = of_hard + (0..p.len()).map(of_class).sum::<f64>() + of_lse;
         if sum.is_finite() { sum } else { 0.0 }
     }
@@ -117,11 +126,13 @@ impl<'a> Token<'a> {
         let (p, factor, at_target) = (self.softmax.p[class], self.factor.abs(), class == self.target);
         let share = self.problem.smoothed(self.target, class).1;
         let (of_others, of_target) = if at_target { (0.0, self.hard * self.others) } else { (self.hard, 0.0) };
-        let of_p = (factor * (of_others.abs() + self.soft().abs()) + self.lse_factor.abs()) * p;
+        let factor_of_p = factor * (of_others.abs() + self.soft().abs()) + self.lse_factor.abs();
+        let of_p = factor_of_p * p;
         let size = of_p + factor * (share.abs() + of_target.abs());
         // The factor of z-loss is lse itself.
-        let of_lse = factor * 2.0 * self.z_loss() * self.lse_error * p;
-        let error = of_p * self.softmax.relative(class) + of_lse + factor * of_target.abs() * self.ratio;
+        let of_lse = factor * 2.0 * self.z_loss() * self.lse_error * self.softmax.most(class);
+        let at_target = if at_target { self.hard.abs() * self.of_others } else { 0.0 };
+        let error = factor_of_p * self.softmax.error(class) + of_lse + factor * at_target;
         let (slope, of_slope) = self.row.slope(class);
         let omitted = filter.map_or(0.0, |filter| {
             let by_loss = (of_others + self.soft()) * p - share - of_target;
@@ -129,7 +140,11 @@ impl<'a> Token<'a> {
             let within = |value: f64| if slope * value <= 1.01 * filter * self.most() { value } else { 0.0 };
             within(of_p) + within(value.abs())
         });
-        Derivative { size: slope * size, error: slope * (error + size * of_slope), omitted: slope * omitted }
+        let error = (slope + of_slope) * error + size * of_slope;
+        // No product with a factor that f32 cannot hold is a number.
+        let largest = factor_of_p * self.problem.options.logit_scale.abs().max(1.0);
+        let error = if largest > f64::from(f32::MAX) { f64::INFINITY } else { error };
+        Derivative { size: slope * size, error, omitted: slope * omitted }
     }
 
     /// The most that a derivative can be, as the gradient filter takes it.

@@ -63,6 +63,8 @@ struct Term {
 /// What a sum of products is off by.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
+    /// No less than any value on the way to the sum.
+    size: f64,
     /// Errors that may all have one sign.
     errors: f64,
     /// Squares of terms that are rounded to a narrow type, each on its own; terms that are rounded alike are one.
@@ -73,9 +75,13 @@ impl Sum {
     /// Takes in what a term may be off by besides its rounding to a narrow type, and returns its size.
     fn add(&mut self, Term { derivative, factor, lost }: Term) -> f64 {
         let Derivative { size, error, omitted } = derivative;
+        self.size += size * factor.max(1.0);
+        if error == f64::INFINITY {
+            self.errors = error;
+        }
         // A class without probability adds nothing, whatever its weights are.
         if size + error > 0.0 && factor > 0.0 {
-            self.errors += factor * (error + omitted + 4.0 * EPSILON * size + lost);
+            self.errors += factor * (error + omitted + 4.0 * EPSILON * size + lost) + TINY * (1.0 + size);
             factor * size
         } else {
             0.0
@@ -83,6 +89,9 @@ impl Sum {
     }
 
     fn bound(self, scale: f64, narrow: f64, want: f64) -> f64 {
+        if self.size * scale.max(1.0) > f64::from(f32::MAX) {
+            return f64::INFINITY;
+        }
         scale * (self.errors + DEVIATIONS * narrow * self.squares.sqrt()) + (narrow + 2.0 * EPSILON) * want + TINY
     }
 }
@@ -98,9 +107,11 @@ pub(super) struct Rows {
 pub(super) struct Sums {
     arithmetic: Arithmetic,
     scale: f64,
-    /// The largest value of each row of X and of W.
+    /// The largest finite value of each row of X and of W.
     x: Vec<f64>,
     w: Vec<f64>,
+    /// Whether all of W is finite.
+    w_is_finite: bool,
     kinds_of_x: Kinds,
     kinds_of_w: Kinds,
     dx: Vec<Sum>,
@@ -156,14 +167,23 @@ impl Sums {
             dbias: OverTokens::new(if logits.of.bias.is_some() { logits.vocab } else { 0 }, &kinds_of_x),
             kinds_of_w: Kinds::new(w, hidden),
             kinds_of_x,
+            w_is_finite: w.iter().all(|w| w.is_finite()),
             x: rows(x, hidden),
             w: rows(w, hidden),
         }
     }
 
-    /// Takes in a token, whose factors are lost below `unit` times the smallest of the type.
-    pub fn token(&mut self, token: usize, derivatives: &[Derivative], unit: f64) {
-        let lost = self.arithmetic.lost() * unit;
+    /// Leaves open what a token without a softmax adds to dW and dBias, and what dX of the token that is given holds.
+    pub fn unknown(&mut self, token: Option<usize>) {
+        let dx = token.and_then(|token| self.dx.get_mut(token));
+        let sums = self.dw.sums.iter_mut().chain(&mut self.dbias.sums).chain(dx);
+        sums.for_each(|sum| sum.errors = f64::INFINITY);
+    }
+
+    /// Takes in a token, whose factors may be as small as those that are lost beside the `largest`.
+    pub fn token(&mut self, token: usize, derivatives: &[Derivative], largest: f64) {
+        // What is multiplied is the derivative times the scale.
+        let lost = self.arithmetic.lost(largest).max(TINY / self.scale);
         let kind = if self.x.is_empty() { None } else { self.kinds_of_x.shared(token) };
         let mut alike = vec![0.0; self.kinds_of_w.members.len()];
         for (class, derivative) in derivatives.iter().enumerate() {
@@ -179,6 +199,10 @@ impl Sums {
         }
         if let Some(dx) = self.dx.get_mut(token) {
             dx.squares += alike.iter().map(|size| size * size).sum::<f64>();
+            if !self.w_is_finite {
+                // A product with an infinite weight is infinite or NaN.
+                dx.errors = f64::INFINITY;
+            }
         }
     }
 

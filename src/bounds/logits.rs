@@ -1,8 +1,8 @@
 //! The logits of a token, and what f32 may round them by.
 
-use super::{Arithmetic, EPSILON};
+use super::{Arithmetic, EPSILON, TINY};
 use crate::operators::{Distribution, Raw};
-use crate::reference::{cap_slope, dot};
+use crate::reference::{cap_slope, dot, in_range};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -16,6 +16,9 @@ pub(super) struct Logits<'a> {
     arithmetic: Arithmetic,
     x_norms: Vec<f64>,
     w_norms: Vec<f64>,
+    /// The last digit of each row of X and of W.
+    x_digits: Vec<f64>,
+    w_digits: Vec<f64>,
 }
 
 /// The logits of one token.
@@ -25,7 +28,7 @@ pub(super) struct Row {
     pub y: Vec<f64>,
     /// What y is off by.
     pub rounding: Vec<f64>,
-    /// dy/dz without the logit scale, and what it is off by, as a part of it.
+    /// dy/dz without the logit scale, and what it is off by.
     pub slope: Option<Vec<(f64, f64)>>,
     pub softmax: Option<Softmax>,
 }
@@ -37,10 +40,12 @@ pub(super) struct Softmax {
     /// Logarithm of the sum of e^(y - max).
     pub log_total: f64,
     pub p: Vec<f64>,
-    /// What e^(y - max) is off by, as a part of it.
-    pub exponential: Vec<f64>,
-    /// What their sum is off by, as a part of it.
-    pub total: f64,
+    /// log p
+    pub log_p: Vec<f64>,
+    /// What log_total is off by.
+    pub of_log_total: f64,
+    /// What the logarithm of e^(y - max), as it is computed, is off by.
+    of_power: Vec<f64>,
 }
 
 impl<'a> Logits<'a> {
@@ -48,11 +53,23 @@ impl<'a> Logits<'a> {
         let norms = |values: &[f64], hidden: usize| -> Vec<f64> {
             values.chunks(hidden.max(1)).map(|row| dot(row, row).sqrt()).collect()
         };
-        let (x_norms, w_norms) = match of.raw {
-            Raw::Linear { x, w, hidden } => (norms(x, hidden), norms(w, hidden)),
-            Raw::Logits(_) => (vec![], vec![]),
+        let digits = |values: &[f64], hidden: usize| -> Vec<f64> {
+            let of_row = |row: &[f64]| row.iter().copied().map(last_digit).fold(f64::INFINITY, f64::min);
+            values.chunks(hidden.max(1)).map(of_row).collect()
         };
-        Logits { of, vocab, arithmetic, x_norms, w_norms }
+        let (x, w, hidden) = match of.raw {
+            Raw::Linear { x, w, hidden } => (x, w, hidden),
+            Raw::Logits(_) => (&[][..], &[][..], 1),
+        };
+        Logits {
+            of,
+            vocab,
+            arithmetic,
+            x_norms: norms(x, hidden),
+            w_norms: norms(w, hidden),
+            x_digits: digits(x, hidden),
+            w_digits: digits(w, hidden),
+        }
     }
 
     pub fn tokens(&self) -> usize {
@@ -83,8 +100,8 @@ impl<'a> Logits<'a> {
 
     fn row(&self, token: usize, raw: &[f64]) -> Row {
         let scale = self.of.logit_scale;
-        let z: Vec<f64> =
-            raw.iter().enumerate().map(|(j, raw)| scale * raw + self.of.bias.map_or(0.0, |bias| bias[j])).collect();
+        let bias = |j: usize| self.of.bias.map_or(0.0, |bias| bias[j]);
+        let z: Vec<f64> = raw.iter().enumerate().map(|(j, raw)| in_range(scale * in_range(*raw) + bias(j))).collect();
         let capped = |z: f64| self.of.softcap.map_or(z, |cap| cap * (z / cap).tanh());
         let y: Vec<f64> = z.iter().map(|z| capped(*z)).collect();
         let max = y.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -92,26 +109,47 @@ impl<'a> Logits<'a> {
             Raw::Linear { .. } => scale.abs() * self.x_norms[token] * self.w_norms[j],
             Raw::Logits(_) => 0.0,
         };
+        // What is smaller than the smallest normal number may be taken for zero, factors of a product too.
+        let flushed = |j: usize| match self.of.raw {
+            Raw::Linear { hidden, .. } => {
+                let norms = self.x_norms[token] + self.w_norms[j] + (hidden as f64).sqrt();
+                TINY * (1.0 + (hidden as f64).sqrt() * scale.abs() * norms)
+            }
+            Raw::Logits(_) => 0.0,
+        };
         // Where f32 holds the digits of all terms of a logit at once, sums round nothing.
         let counts = |y: f64| (y - max).exp() > 0.0;
-        let size = |j: usize| products(j) + self.of.bias.map_or(0.0, |bias| bias[j].abs());
-        let fits = |j: usize| f64::from(z[j] as f32) == z[j] && size(j) * EPSILON < 2.0 * last_digit(z[j]);
+        let size = |j: usize| products(j) + bias(j).abs();
+        let digit = |j: usize| match self.of.raw {
+            Raw::Linear { .. } => {
+                (self.x_digits[token] * self.w_digits[j] * last_digit(scale)).min(last_digit(bias(j)))
+            }
+            Raw::Logits(_) => last_digit(z[j]),
+        };
+        let fits = |j: usize| f64::from(z[j] as f32) == z[j] && size(j) * EPSILON < 2.0 * digit(j);
         let exact = (0..z.len()).all(|j| !counts(y[j]) || fits(j));
         let rounding_of_z = |j: usize| {
-            let sums = if exact { 0.0 } else { EPSILON * (4.0 * products(j) + z[j].abs()) };
-            let rounding = sums + self.arithmetic.product() * products(j);
+            let sums = if exact && fits(j) { 0.0 } else { EPSILON * (4.0 * products(j) + z[j].abs()) };
+            let rounding = sums + self.arithmetic.product() * products(j) + flushed(j);
             if rounding.is_finite() { rounding } else { 0.0 }
         };
         let slope = self.of.softcap.map(|cap| {
             let slope = |(j, z): (usize, &f64)| {
                 let relative = (2.0 * rounding_of_z(j) + 4.0 * EPSILON * z.abs()) / cap + 8.0 * EPSILON;
-                (cap_slope(z / cap), relative)
+                let slope = cap_slope(z / cap);
+                // It is at most 4 e^(-2 |z| / cap), and at most 1.
+                let most = if relative < 1.0 {
+                    slope * relative.exp()
+                } else {
+                    4.0 * (relative - 2.0 * (z / cap).abs()).exp()
+                };
+                (slope, (most.min(1.0) - slope).max(slope * -(-relative).exp_m1()))
             };
             z.iter().enumerate().map(slope).collect::<Vec<_>>()
         });
         let rounding: Vec<f64> = (0..z.len())
             .map(|j| match &slope {
-                Some(slope) => slope[j].0 * rounding_of_z(j) + 4.0 * EPSILON * y[j].abs(),
+                Some(slope) => (slope[j].0 + slope[j].1) * rounding_of_z(j) + 4.0 * EPSILON * y[j].abs(),
                 None => rounding_of_z(j),
             })
             .collect();
@@ -132,30 +170,55 @@ impl Softmax {
         let mut p: Vec<f64> = y.iter().map(|y| (y - max).exp()).collect();
         let total: f64 = p.iter().sum();
         p.iter_mut().for_each(|p| *p /= total);
-        let exponential = |(j, y): (usize, &f64)| {
-            if p[j] == 0.0 { 0.0 } else { rounding[j] + EPSILON * ((max - y) + 4.0) }
-        };
-        let exponential: Vec<f64> = y.iter().enumerate().map(exponential).collect();
-        let of_total = 4.0 * EPSILON + p.iter().zip(&exponential).map(|(p, e)| p * e).sum::<f64>();
-        Softmax { max, log_total: total.ln(), p, exponential, total: of_total }
-    }
-
-    pub fn log_p(&self, y: f64) -> f64 {
-        (y - self.max) - self.log_total
+        let log_p: Vec<f64> = y.iter().map(|y| (y - max) - total.ln()).collect();
+        let of_power =
+            |(y, rounding): (&f64, &f64)| if y.is_finite() { rounding + EPSILON * ((max - y) + 4.0) } else { 0.0 };
+        let of_power: Vec<f64> = y.iter().zip(rounding).map(of_power).collect();
+        // The logarithm of the sum of p e^error, which is the largest where all errors have one sign.
+        let largest = of_power.iter().copied().fold(0.0, f64::max);
+        let beyond: f64 = log_p.iter().zip(&of_power).map(|(log_p, of)| log_p.exp() * (of - largest).exp_m1()).sum();
+        let of_log_total = 4.0 * EPSILON + (largest + beyond.max(-1.0).ln_1p()).max(0.0);
+        Softmax { max, log_total: total.ln(), p, log_p, of_log_total, of_power }
     }
 
     pub fn lse(&self) -> f64 {
         self.max + self.log_total
     }
 
+    /// What e^(y - max) is off by, as a part of it.
+    pub fn of_exponential(&self, class: usize) -> f64 {
+        self.of_power[class].exp_m1()
+    }
+
+    /// What log p may be off by where p is computed as a quotient.
+    fn of_quotient(&self, class: usize) -> f64 {
+        self.of_power[class] + self.of_log_total + 4.0 * EPSILON
+    }
+
     /// What p is off by, as a part of it.
     pub fn relative(&self, class: usize) -> f64 {
-        self.exponential[class] + self.total + 4.0 * EPSILON
+        self.of_quotient(class).exp_m1()
+    }
+
+    /// The most that p may be.
+    pub fn most(&self, class: usize) -> f64 {
+        (self.log_p[class] + self.of_quotient(class)).exp().min(1.0)
+    }
+
+    /// What p is off by.
+    pub fn error(&self, class: usize) -> f64 {
+        let relative = self.relative(class);
+        if relative < 1.0 { self.p[class] * relative } else { self.most(class) }
     }
 }
 
 impl Row {
-    /// What dy/dz is, and is off by as a part of it.
+    /// Whether there is a logit that no softmax can be made of.
+    pub fn is_odd(&self) -> bool {
+        self.y.iter().any(|y| y.is_nan() || *y == f64::INFINITY)
+    }
+
+    /// What dy/dz is, and is off by.
     pub fn slope(&self, class: usize) -> (f64, f64) {
         self.slope.as_ref().map_or((1.0, 0.0), |slope| slope[class])
     }

@@ -20,7 +20,7 @@ pub use embedding::embedding;
 pub use operators::operator;
 pub use picks::{Picks, picks};
 
-use crate::reference::largest_difference;
+use crate::reference::{in_range, largest_difference};
 use half::{bf16, f16};
 use vocabfuse_codegen::{Dtype, Precision};
 
@@ -57,11 +57,11 @@ impl Arithmetic {
         self.product() + unit(self.dtype)
     }
 
-    /// What a factor is off by at least, as a part of the largest one of its token: what is smaller is lost.
-    fn lost(self) -> f64 {
+    /// What a factor is off by at least, where the largest one of its token is this: what is smaller is lost.
+    fn lost(self, largest: f64) -> f64 {
         match self.dtype {
-            Dtype::F32 | Dtype::Bf16 => TINY,
-            Dtype::F16 => f64::from(f16::MIN_POSITIVE_SUBNORMAL),
+            Dtype::F32 | Dtype::Bf16 => TINY * largest.max(1.0),
+            Dtype::F16 => f64::from(f16::MIN_POSITIVE_SUBNORMAL) * largest + TINY,
         }
     }
 }
@@ -103,7 +103,7 @@ impl Worst {
 
 /// The row of `got` that is the furthest off from `want`, by what the row of `plain` and its bound allow: twice the error of
 /// the one plus the other. Where the plain composition has no number, it allows nothing. What is too large for f32 is
-/// infinite there.
+/// infinite there. A row with an infinite bound may hold anything: it is a sum of terms that f32 cannot hold.
 ///
 /// All have as many rows as there are bounds. An output of another size is infinitely far off.
 pub fn worst(got: &[f32], plain: &[f32], want: &[f64], bounds: &[f64]) -> Worst {
@@ -112,8 +112,11 @@ pub fn worst(got: &[f32], plain: &[f32], want: &[f64], bounds: &[f64]) -> Worst 
         return Worst { row: 0, excess: f64::INFINITY };
     }
     let width = want.len() / bounds.len().max(1);
-    let want: Vec<f64> = want.iter().map(|want| rounded(*want)).collect();
+    let want: Vec<f64> = want.iter().map(|want| in_range(*want)).collect();
     let excess = |row: usize, bound: &f64| {
+        if *bound == f64::INFINITY {
+            return Worst { row, excess: 0.0 };
+        }
         let range = row * width..(row + 1) * width;
         let error = largest_difference(&got[range.clone()], &want[range.clone()]);
         let plain = largest_difference(&plain[range.clone()], &want[range]);
@@ -124,11 +127,6 @@ pub fn worst(got: &[f32], plain: &[f32], want: &[f64], bounds: &[f64]) -> Worst 
     let rows = if want.is_empty() { &[] } else { bounds };
     let rows = rows.iter().enumerate().map(|(row, bound)| excess(row, bound));
     rows.fold(Worst::default(), |a, b| if b.excess > a.excess { b } else { a })
-}
-
-/// A number of f64, infinite where it is so in f32.
-fn rounded(value: f64) -> f64 {
-    if (value as f32).is_finite() { value } else { f64::from(value as f32) }
 }
 
 /// The largest finite value.

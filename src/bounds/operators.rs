@@ -27,6 +27,9 @@ pub fn operator(
     }
 }
 
+/// A divergence up to this is finite.
+const LARGEST_DIVERGENCE: f64 = 1e35;
+
 type Ids<'a> = (&'a [i64], usize, Option<i64>);
 
 /// The distributions of an operator, and sums over tokens and classes for the gradients of each.
@@ -46,7 +49,8 @@ impl Side<'_> {
     fn token(&mut self, token: usize, row: &Row, mut derivatives: Vec<Derivative>) {
         for (class, derivative) in derivatives.iter_mut().enumerate() {
             let ((slope, of_slope), Derivative { size, error, omitted }) = (row.slope(class), *derivative);
-            *derivative = Derivative { size: slope * size, error: slope * (error + size * of_slope), omitted };
+            *derivative =
+                Derivative { size: slope * size, error: (slope + of_slope) * error + size * of_slope, omitted };
         }
         let largest = derivatives.iter().map(|derivative| derivative.size).fold(0.0, f64::max);
         self.sums.token(token, &derivatives, largest);
@@ -74,6 +78,9 @@ impl<'a> Bounds<'a> {
                 let of_token: Vec<&Row> = rows.iter().map(|rows| &rows[i - block.start]).collect();
                 let mut derivatives = token(i, &of_token);
                 derivatives.resize(of_token.len(), vec![]);
+                if of_token.iter().any(|row| row.is_odd()) {
+                    self.sides.iter_mut().for_each(|side| side.sums.unknown(Some(i)));
+                }
                 for ((side, row), mut derivatives) in self.sides.iter_mut().zip(&of_token).zip(derivatives) {
                     derivatives.resize(self.vocab, Derivative::default());
                     side.token(i, row, derivatives);
@@ -117,9 +124,8 @@ impl<'a> Bounds<'a> {
                 }
                 logprobs.extend(bounds);
                 for (class, derivative) in derivatives.iter_mut().enumerate() {
-                    let of_p = total * softmax.p[class];
-                    derivative.size += of_p;
-                    derivative.error += of_p * softmax.relative(class);
+                    derivative.size += total * softmax.p[class];
+                    derivative.error += total * softmax.error(class);
                 }
             }
             if entropy {
@@ -127,12 +133,13 @@ impl<'a> Bounds<'a> {
                 entropies.push(bound);
                 let u = upstream.entropy.map_or(0.0, |u| u[token].abs());
                 for (class, derivative) in
-                    derivatives.iter_mut().enumerate().filter(|(class, _)| softmax.p[*class] > 0.0)
+                    derivatives.iter_mut().enumerate().filter(|(class, _)| softmax.most(*class) > 0.0)
                 {
-                    let (p, log_p) = (u * softmax.p[class], softmax.log_p(rows[0].y[class]));
-                    let factor = of_logprob(rows[0], softmax, class) + bound;
-                    derivative.size += p * (log_p.abs() + value);
-                    derivative.error += p * ((log_p + value).abs() * softmax.relative(class) + factor);
+                    let log_p = softmax.log_p[class];
+                    let of_distance = of_logprob(rows[0], softmax, class) + bound;
+                    derivative.size += u * softmax.p[class] * (log_p.abs() + value);
+                    let distance = (log_p + value).abs();
+                    derivative.error += u * (distance * softmax.error(class) + of_distance * softmax.most(class));
                 }
             }
             vec![derivatives]
@@ -152,17 +159,17 @@ impl<'a> Bounds<'a> {
             divergence.push(bound);
             let u = upstream.divergence.map_or(0.0, |u| u[token].abs());
             let by_q = |class: usize| {
-                let (p_j, q_j) = (u * p.p[class], u * q.p[class]);
-                let error = p_j * p.relative(class) + q_j * q.relative(class);
-                Derivative { size: p_j + q_j, error, omitted: 0.0 }
+                let error = u * (p.error(class) + q.error(class));
+                Derivative { size: u * (p.p[class] + q.p[class]), error, omitted: 0.0 }
             };
             let by_p = |class: usize| {
-                let (p_j, ratio) = (u * p.p[class], pair.ratio(class));
-                if p_j == 0.0 || !value.is_finite() {
+                if p.most(class) == 0.0 || !value.is_finite() {
                     return Derivative::default();
                 }
-                let error = (ratio - value).abs() * p.relative(class) + pair.of_ratio(class) + bound;
-                Derivative { size: p_j * (ratio.abs() + value), error: p_j * error, omitted: 0.0 }
+                let ratio = pair.ratio(class);
+                let of_distance = p.most(class) * (pair.of_ratio(class) + bound);
+                let error = (ratio - value).abs() * p.error(class) + of_distance;
+                Derivative { size: u * p.p[class] * (ratio.abs() + value), error: u * error, omitted: 0.0 }
             };
             let classes = || 0..p.p.len();
             vec![classes().map(by_p).collect(), classes().map(by_q).collect()]
@@ -174,19 +181,30 @@ impl<'a> Bounds<'a> {
 /// What the log-probability of a class is off by.
 pub(super) fn of_logprob(row: &Row, softmax: &Softmax, class: usize) -> f64 {
     let below = softmax.max - row.y[class];
-    let bound = row.rounding[class] + softmax.total + 4.0 * EPSILON * (below + softmax.log_total.abs()) + TINY;
+    let bound = row.rounding[class] + softmax.of_log_total + 4.0 * EPSILON * (below + softmax.log_total.abs()) + TINY;
     if bound.is_finite() { bound } else { 0.0 }
 }
 
 /// Entropy, and what it is off by.
 fn of_entropy(row: &Row, softmax: &Softmax) -> (f64, f64) {
     let classes = || (0..softmax.p.len()).filter(|class| softmax.p[*class] > 0.0);
-    let log_p = |class: usize| softmax.log_p(row.y[class]);
-    let value: f64 = -classes().map(|class| softmax.p[class] * log_p(class)).sum::<f64>();
+    let value: f64 = -classes().map(|class| softmax.p[class] * softmax.log_p[class]).sum::<f64>();
     let below: f64 = classes().map(|class| softmax.p[class] * (softmax.max - row.y[class])).sum();
-    let of_class = |class: usize| softmax.p[class] * (log_p(class) + value).abs() * softmax.exponential[class];
-    let rounding = 4.0 * EPSILON * (softmax.log_total.abs() + below) + softmax.total;
-    (value, rounding + classes().map(of_class).sum::<f64>() + TINY)
+    let of_class = |class: usize| {
+        let (p, most, relative) = (softmax.p[class], softmax.most(class), softmax.relative(class));
+        if relative < 1.0 {
+            // The second term is the divergence of the two distributions, a square.
+            let distance = (softmax.log_p[class] + value).abs();
+            p * (distance * softmax.of_exponential(class) + (1.0 + distance) * relative * relative)
+        } else {
+            // What -p log p may be with this p or less, there as here.
+            let tip = (-1.0_f64).exp();
+            if most < tip { -most * most.ln() } else { tip }
+        }
+    };
+    let rounding = 4.0 * EPSILON * (softmax.log_total.abs() + below) + softmax.of_log_total;
+    let possible = (0..softmax.p.len()).filter(|class| softmax.most(*class) > 0.0);
+    (value, rounding + possible.map(of_class).sum::<f64>() + TINY)
 }
 
 /// Two distributions over the same classes.
@@ -199,7 +217,7 @@ struct Pair<'a> {
 impl Pair<'_> {
     /// log p - log q of a class.
     fn ratio(&self, class: usize) -> f64 {
-        self.p.log_p(self.rows[0].y[class]) - self.q.log_p(self.rows[1].y[class])
+        self.p.log_p[class] - self.q.log_p[class]
     }
 
     /// What it is off by besides the roundings of logits, which all classes share a part of.
@@ -209,23 +227,33 @@ impl Pair<'_> {
 
     fn of_ratio(&self, class: usize) -> f64 {
         let rounding = self.rows.iter().map(|row| row.rounding[class]).sum::<f64>();
-        rounding + self.distances(class) + self.p.total + self.q.total
+        rounding + self.distances(class) + self.p.of_log_total + self.q.of_log_total
     }
 
     /// The divergence, and what it is off by.
     fn value(&self) -> (f64, f64) {
-        let classes = || (0..self.p.p.len()).filter(|class| self.p.p[*class] > 0.0);
-        let value: f64 = classes().map(|class| self.p.p[class] * self.ratio(class)).sum();
+        let classes = || (0..self.p.p.len()).filter(|class| self.p.most(*class) > 0.0);
+        let term = |class: usize| if self.p.p[class] > 0.0 { self.p.p[class] * self.ratio(class) } else { 0.0 };
+        let value: f64 = classes().map(term).sum();
         if !value.is_finite() {
             return (f64::INFINITY, 0.0);
         }
-        let of_class = |class: usize| {
-            let (p, q, ratio) = (self.p.p[class], self.q.p[class], self.ratio(class));
-            let by_p = p * ((ratio - value).abs() * self.p.exponential[class] + self.distances(class));
-            // A divergence is a sum of p (e^-ratio - 1 + ratio), which is a square where ratios are small.
-            let square = p * self.of_ratio(class) * self.of_ratio(class);
-            by_p + (q - p).abs() * self.q.exponential[class] + p * 16.0 * EPSILON * ratio.abs() + square
-        };
-        (value, classes().map(of_class).sum::<f64>() + 4.0 * EPSILON * value + TINY)
+        let bound = classes().map(|class| self.of_class(class, value)).sum::<f64>() + 4.0 * EPSILON * value + TINY;
+        (value, if value + bound > LARGEST_DIVERGENCE { f64::INFINITY } else { bound })
+    }
+
+    /// What the term of a class adds to what the divergence is off by.
+    fn of_class(&self, class: usize, value: f64) -> f64 {
+        let (p, q, ratio) = (self.p.p[class], self.q.p[class], self.ratio(class));
+        let (of_p, of_q) = (self.p.relative(class), self.q.relative(class));
+        let distance = (ratio - value).abs();
+        if of_p >= 1.0 || of_q >= 1.0 {
+            return self.p.error(class) * distance + self.p.most(class) * self.of_ratio(class);
+        }
+        let by_p = p * (distance * self.p.of_exponential(class) + self.distances(class));
+        // A divergence is a sum of p (e^-ratio - 1 + ratio), which is a square where ratios are small.
+        let of_both = self.of_ratio(class) + of_p;
+        let square = p * (of_both * of_both + distance * of_p * of_p) + q * of_q * of_q;
+        by_p + (q - p).abs() * self.q.of_exponential(class) + p * 16.0 * EPSILON * ratio.abs() + square
     }
 }

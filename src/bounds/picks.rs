@@ -85,7 +85,8 @@ impl Picks {
 
     fn token(&mut self, token: usize, (row, softmax): (&Row, &Softmax), ids: &[i64], seed: Option<u64>) {
         let noise = |class: usize| seed.map_or(0.0, |seed| gumbel(seed, token, class));
-        let keys: Vec<f64> = row.y.iter().enumerate().map(|(class, y)| y + noise(class) + 0.0).collect();
+        let keys: Vec<f64> =
+            row.y.iter().enumerate().map(|(class, y)| (y - softmax.max) + noise(class) + 0.0).collect();
         let of_key = |class: usize| {
             let of_noise = match seed {
                 Some(_) => EPSILON * (16.0 * (1.0 + noise(class).abs()) + (softmax.max - row.y[class])),
@@ -115,7 +116,7 @@ impl Picks {
             }
             let y = row.y[class];
             let of_y = row.rounding[class] + TINY + if y.is_finite() { 2.0 * EPSILON * y.abs() } else { 0.0 };
-            self.push(&[y], &[of_y], &[softmax.log_p(y)], &[of_logprob(row, softmax, class)]);
+            self.push(&[y], &[of_y], &[softmax.log_p[class]], &[of_logprob(row, softmax, class)]);
         }
     }
 }

@@ -63,9 +63,13 @@ fn an_offset_costs_what_f32_rounds_of_logits() {
     assert!(loss([1e7 + 1.0, 1e7 + 2.0, 1e7 + 3.0]) < 1e-5);
     assert!(loss([1e7 + 0.1, 1e7 + 2.0, 1e7 + 3.0]) > 0.1);
     // The sum is a number of f32, but what it is the sum of has more digits than f32 has.
-    let (x, w) = ([1.0, 0.0, 0.0], [8.0 + 1.0 / f64::from(1 << 21), 0.0, 0.0]);
-    let one = |bias: f64| bounds(&problem(&x, &w, &[0], &[bias]), Dtype::F32).1.lse[0];
-    assert!(one(-8.0) > 4.0 * one(-8.0 - 1.0 / f64::from(1 << 21)), "{} {}", one(-8.0), one(0.0));
+    let one = |digit: i32, bias: f64| {
+        let (x, w) = ([1.0, 0.0, 0.0], [8.0 + 2.0f64.powi(digit), 0.0, 0.0]);
+        bounds(&problem(&x, &w, &[0], &[bias]), Dtype::F32).1.lse[0]
+    };
+    assert!(one(-21, -8.0) > 4.0 * one(-18, -8.0), "{} {}", one(-21, -8.0), one(-18, -8.0));
+    // Also where nothing is left of it.
+    assert!(one(-21, -8.0 - 2.0f64.powi(-21)) > 4.0 * one(-18, -8.0));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Values and gradients, one token after the other.
 
 use super::{Answer, Distribution, Gradients, Query, Raw, Real, Upstream};
+use crate::reference::in_range;
 use vocabfuse_codegen::Dtype;
 use vocabfuse_codegen::program::uniform;
 
@@ -11,6 +12,8 @@ use vocabfuse_codegen::program::uniform;
 /// - A NaN logit makes the values of its own token NaN.
 /// - A logit of -inf adds nothing to an entropy, a divergence or a gradient. A divergence is +inf where P has any mass on it
 ///   in Q; its derivative by P is then zero.
+/// - Logits that f32 cannot hold are infinite.
+/// - A gradient of zero times an infinite value of x or w is NaN, but for tokens that ask for nothing, which add nothing.
 pub fn evaluate<T: Real>(query: &Query<'_, T>, upstream: &Upstream<'_, T>, vocab: usize, dtype: Dtype) -> Answer<T> {
     match *query {
         Query::Logprobs { of, ids, per_token, ignore_index, entropy } => {
@@ -55,11 +58,13 @@ impl<'a, T: Real> Materialised<'a, T> {
         };
         let scale = T::from_f64(of.logit_scale);
         let mut slopes = vec![];
+        let ranged = |y: T| T::from_f64(in_range(y.into()));
         for (i, y) in y.iter_mut().enumerate() {
-            *y = *y * scale;
+            *y = ranged(*y) * scale;
             if let Some(bias) = of.bias {
                 *y = *y + bias[i % vocab];
             }
+            *y = ranged(*y);
             if let Some(cap) = of.softcap.map(T::from_f64) {
                 slopes.push(slope(*y / cap));
                 *y = (*y / cap).tanh() * cap;
@@ -75,8 +80,8 @@ impl<'a, T: Real> Materialised<'a, T> {
         self.y.chunks(self.vocab)
     }
 
-    /// Gradients of the operands from those of y.
-    fn gradients(&self, mut by_y: Vec<T>) -> Gradients<T> {
+    /// Gradients of the operands from those of y. Tokens that do not take part add nothing.
+    fn gradients(&self, mut by_y: Vec<T>, takes_part: impl Fn(usize) -> bool) -> Gradients<T> {
         let scale = T::from_f64(self.of.logit_scale);
         by_y.iter_mut().zip(&self.slopes).for_each(|(d, slope)| *d = *d * *slope);
         by_y.iter_mut().zip(&self.y).filter(|(_, y)| masked(**y)).for_each(|(d, _)| *d = T::from_f64(0.0));
@@ -94,8 +99,15 @@ impl<'a, T: Real> Materialised<'a, T> {
         };
         T::round_all(&mut by_y, self.dtype);
         let (n, v) = (x.len() / hidden, self.vocab);
+        let without = |rows: &mut [T]| {
+            let rows = rows.chunks_mut(hidden).enumerate().filter(|(token, _)| !takes_part(*token));
+            rows.for_each(|(_, row)| row.fill(T::from_f64(0.0)));
+        };
         let mut dx = T::product((&by_y, false), (w, false), [n, hidden, v]);
-        let mut dw = T::product((&by_y, true), (x, false), [v, hidden, n]);
+        without(&mut dx);
+        let mut x = x.to_vec();
+        without(&mut x);
+        let mut dw = T::product((&by_y, true), (&x, false), [v, hidden, n]);
         T::round_all(&mut dx, self.dtype);
         T::round_all(&mut dw, self.dtype);
         Gradients { logits: by_y, x: dx, w: dw, bias }
@@ -167,7 +179,10 @@ fn single<T: Real>(
         }
         by_y.extend(d);
     }
-    Answer { logprobs, entropy: entropies, gradients: vec![of.gradients(by_y)], ..nothing() }
+    let takes_part = |token: usize| {
+        entropy || ids.is_none_or(|(ids, k, ignored)| ids[token * k..][..k].iter().any(|id| Some(*id) != ignored))
+    };
+    Answer { logprobs, entropy: entropies, gradients: vec![of.gradients(by_y, takes_part)], ..nothing() }
 }
 
 fn divergence<T: Real>(p: &Materialised<'_, T>, q: &Materialised<'_, T>, upstream: &Upstream<'_, T>) -> Answer<T> {
@@ -193,7 +208,11 @@ fn divergence<T: Real>(p: &Materialised<'_, T>, q: &Materialised<'_, T>, upstrea
         }
         by_q.extend(p.p.iter().zip(&q.p).map(|(p, q)| (*q - *p) * u));
     }
-    Answer { divergence: values, gradients: vec![p.gradients(by_p), q.gradients(by_q)], ..nothing() }
+    Answer {
+        divergence: values,
+        gradients: vec![p.gradients(by_p, |_| true), q.gradients(by_q, |_| true)],
+        ..nothing()
+    }
 }
 
 pub(crate) fn gumbel(seed: u64, token: usize, id: usize) -> f64 {

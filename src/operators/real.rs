@@ -58,10 +58,6 @@ impl Real for f64 {
         for i in 0..m {
             for l in 0..k {
                 let factor = if a.1 { a.0[l * m + i] } else { a.0[i * k + l] };
-                // A class without probability adds nothing, whatever its weights are.
-                if factor == 0.0 {
-                    continue;
-                }
                 for j in 0..n {
                     out[i * n + j] += factor * if b.1 { b.0[j * k + l] } else { b.0[l * n + j] };
                 }

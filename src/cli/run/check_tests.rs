@@ -35,12 +35,25 @@ const OPERATORS: [&str; 9] = [
 
 impl Input {
     /// Random tensors that an operator reads, with class 1 unlikely by a bias.
-    fn new(operator: &str, [tokens, vocab, hidden]: [usize; 3], dtype: Dtype, seed: u64) -> Input {
+    fn new(operator: &str, sizes: [usize; 3], dtype: Dtype, seed: u64) -> Input {
+        Input::changed(operator, sizes, dtype, seed, |_, _| {})
+    }
+
+    /// The same after `change` has had its way with the values of each tensor.
+    fn changed(
+        operator: &str,
+        [tokens, vocab, hidden]: [usize; 3],
+        dtype: Dtype,
+        seed: u64,
+        change: impl Fn(&'static str, &mut [f32]),
+    ) -> Input {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| rng.random_range(-1.5..1.5)).collect() };
         let mut tensors = vec![];
         let mut floats = |name, shape: &[usize], dtype| {
-            let values = Written::Floats(Elements::from_f32(values(shape.iter().product()), dtype));
+            let mut values = values(shape.iter().product());
+            change(name, &mut values);
+            let values = Written::Floats(Elements::from_f32(values, dtype));
             tensors.push(Output { name, shape: shape.to_vec(), values });
         };
         let op = operator.split_whitespace().next().unwrap();
@@ -57,6 +70,7 @@ impl Input {
         if !["embedding", "kl"].contains(&op) {
             let mut bias = vec![0.0; vocab];
             bias[1.min(vocab - 1)] = -9.0;
+            change("bias", &mut bias);
             let values = Written::Floats(Elements::F32(bias));
             tensors.push(Output { name: "bias", shape: vec![vocab], values });
         }
@@ -149,6 +163,94 @@ fn what_the_filter_leaves_out_passes() {
             for ranks in ["", " --ranks 2 --save no"] {
                 let options = format!("--filter {filter}{ranks}");
                 passes("cross-entropy", sizes, dtype, &options);
+            }
+        }
+    }
+}
+
+/// Right outputs of inputs that are odd or far from 1, with ranks that hold different parts of it.
+#[test]
+fn right_outputs_of_extreme_inputs_pass() {
+    type Change = fn(&'static str, &mut [f32]);
+    let changes: [(&str, Change); 17] = [
+        ("a weight of -inf", |name, v| {
+            if name == "w" {
+                v[7] = f32::NEG_INFINITY
+            }
+        }),
+        ("a weight of +inf", |name, v| {
+            if name == "w" {
+                v[7] = f32::INFINITY
+            }
+        }),
+        ("weights of -inf alone", |name, v| {
+            if name == "w" {
+                v.fill(f32::NEG_INFINITY)
+            }
+        }),
+        ("a row of x that is NaN", |name, v| {
+            if name == "x" {
+                v[..3].fill(f32::NAN)
+            }
+        }),
+        ("a row of x that is +inf", |name, v| {
+            if name == "x" {
+                v[..3].fill(f32::INFINITY)
+            }
+        }),
+        ("masked classes", |name, v| {
+            if name == "bias" {
+                v[3..9].fill(f32::NEG_INFINITY)
+            }
+        }),
+        ("no class", |name, v| {
+            if name == "bias" {
+                v.fill(f32::NEG_INFINITY)
+            }
+        }),
+        ("a bias of +inf", |name, v| {
+            if name == "bias" {
+                v[2] = f32::INFINITY
+            }
+        }),
+        ("an offset of 1e8", |name, v| {
+            if name == "bias" {
+                v.iter_mut().for_each(|v| *v += 1e8)
+            }
+        }),
+        ("offsets of 1e7 and their digits", |name, v| {
+            if name == "bias" {
+                v.iter_mut().enumerate().for_each(|(i, v)| *v = 1e7 + 12.6 * i as f32)
+            }
+        }),
+        ("an offset of 1e30", |name, v| {
+            if name == "bias" {
+                v.fill(1e30)
+            }
+        }),
+        ("differences that f32 cannot hold", |name, v| {
+            if name == "bias" {
+                v.iter_mut().enumerate().for_each(|(i, v)| *v = [3e38, -3e38][i % 2])
+            }
+        }),
+        ("logits that f32 cannot hold", |_, v| v.iter_mut().for_each(|v| *v = v.abs() * 1e20)),
+        ("large logits", |_, v| v.iter_mut().for_each(|v| *v *= 300.0)),
+        ("values below the smallest normal number", |name, v| {
+            if name == "x" {
+                v.iter_mut().for_each(|v| *v *= 1e-38)
+            }
+        }),
+        ("equal rows", |_, v| v.iter_mut().for_each(|v| *v = v.signum())),
+        ("zeros", |_, v| v.fill(0.0)),
+    ];
+    let operators = OPERATORS.into_iter().filter(|operator| *operator != "embedding");
+    for operator in operators {
+        for (index, (name, change)) in changes.iter().enumerate() {
+            for (dtype, ranks) in DTYPES.into_iter().zip([1, 2, 3]) {
+                let input = Input::changed(operator, [5, 40, 3], dtype, index as u64, change);
+                let options = ["", "--softcap 30", "--logit-scale 1e-3"][index % 3];
+                let failed = input.failed(operator, &format!("--ranks {ranks} {options}"), |_| {});
+                assert_eq!(failed, [""; 0], "{name}: --op {operator} --ranks {ranks} {options} in {dtype}");
             }
         }
     }
