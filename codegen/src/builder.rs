@@ -1,8 +1,8 @@
 //! Generates sets of kernels: for `cargo xtask generate`, and for the build script of any crate.
 
 use crate::emit::{
-    Kernel, cuda_entry, cuda_logits_entry, cuda_operator_entry, emit, emit_cuda_module, emit_logits, emit_module,
-    emit_operator, emit_prelude,
+    Kernel, Part, assemble, cuda_entry, cuda_logits_entry, cuda_operator_entry, emit, emit_cuda_module, emit_logits,
+    emit_module, emit_operator, emit_prelude, logits_part, operator_part, part,
 };
 use crate::error::Error;
 use crate::logits::LogitsForm;
@@ -34,28 +34,12 @@ pub struct Builder {
     /// `None` for those of [`default_chunks`].
     chunks: Option<Vec<usize>>,
     kernels: Vec<KernelKind>,
-    losses: Vec<Wanted>,
+    losses: Vec<Loss>,
     operators: Vec<Operator>,
-}
-
-/// A loss, and the largest chunk it has kernels for.
-#[derive(Clone, Debug)]
-struct Wanted {
-    loss: Loss,
-    largest_chunk: usize,
-}
-
-impl Wanted {
-    fn new(loss: Loss) -> Wanted {
-        Wanted { loss, largest_chunk: usize::MAX }
-    }
 }
 
 /// Path of the manifest of CUDA kernels among the files.
 pub const MANIFEST: &str = "cuda/manifest.json";
-
-/// The largest chunk of the checked-in kernels of the forms of cross-entropy that have options.
-pub const LARGEST_FORM_CHUNK: usize = 2048;
 
 impl Default for Builder {
     fn default() -> Builder {
@@ -77,15 +61,15 @@ impl Builder {
         Builder::default()
     }
 
-    /// What the crate `vocabfuse-kernels` holds for CPU targets: [`Builder::new`], every form of cross-entropy in
-    /// chunks up to [`LARGEST_FORM_CHUNK`], and all operators.
+    /// What the crate `vocabfuse-kernels` holds for CPU targets: [`Builder::new`], every form of cross-entropy and all
+    /// operators.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn checked_in() -> Result<Builder, Error> {
-        let mut builder = Builder::new().loss(cross_entropy()?).operators(&operator::all()?);
-        for form in CrossEntropyForm::all().into_iter().skip(1) {
-            builder.losses.push(Wanted { loss: form.loss()?, largest_chunk: LARGEST_FORM_CHUNK });
+        let mut builder = Builder::new().operators(&operator::all()?);
+        for form in CrossEntropyForm::all() {
+            builder = builder.loss(form.loss()?);
         }
         Ok(builder)
     }
@@ -150,7 +134,7 @@ impl Builder {
 
     /// Another loss; without any, cross-entropy.
     pub fn loss(mut self, loss: Loss) -> Builder {
-        self.losses.push(Wanted::new(loss));
+        self.losses.push(loss);
         self
     }
 
@@ -160,83 +144,90 @@ impl Builder {
         self
     }
 
-    /// The kernels, in the order of target, kernel, loss, dtype, chunk. Equal ones appear once.
+    /// The texts, in the order of target, kernel, loss, dtype, chunk. CPU kernels that have the same functions share one.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn generate(&self) -> Result<Vec<Kernel>, Error> {
-        let losses = self.losses()?;
-        let mut kernels: Vec<Kernel> = vec![];
         for chunk in self.chunks.iter().flatten() {
             check_chunk(*chunk)?;
         }
+        let losses = self.losses()?;
+        losses.iter().try_for_each(Loss::verify)?;
+        self.operators.iter().try_for_each(Operator::verify)?;
+        let mut kernels = vec![];
         for &target in &self.targets {
-            // Row programs need a loss or operator of their own, and without operators nobody calls their products.
-            let of_losses =
-                |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !self.operators.is_empty());
-            for &kind in self.kernels.iter().filter(of_losses) {
-                for wanted in losses.iter().filter(|wanted| wanted.loss.has(kind)) {
-                    wanted.loss.verify()?;
-                    for spec in self.specs(kind, target, wanted) {
-                        if kernels.iter().all(|k| k.spec != spec) {
-                            kernels.push(emit(&spec, &wanted.loss)?);
-                        }
-                    }
+            let wanted = self.wanted(target, &losses);
+            if target.is_cuda() {
+                for (spec, programs) in wanted {
+                    kernels.push(programs.kernel(&spec)?);
                 }
-            }
-            if !Target::BF16.contains(&target) {
-                self.generate_operators(target, &mut kernels)?;
+            } else {
+                kernels.extend(texts(&wanted)?);
             }
         }
         Ok(kernels)
     }
 
-    // Their programs run on f32, whatever X and W are made of: targets of bf16 use those of the same vectors.
-    fn generate_operators(&self, target: Target, kernels: &mut Vec<Kernel>) -> Result<(), Error> {
+    // The kernels of a target and where their programs come from. Equal ones appear once.
+    fn wanted<'a>(&'a self, target: Target, losses: &'a [Loss]) -> Vec<(KernelSpec, Programs<'a>)> {
+        let mut wanted: Vec<(KernelSpec, Programs<'a>)> = vec![];
+        // Row programs need a loss or operator of their own, and without operators nobody calls their products.
+        let of_losses = |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !self.operators.is_empty());
+        for &kind in self.kernels.iter().filter(of_losses) {
+            for loss in losses.iter().filter(|loss| loss.has(kind)) {
+                for spec in self.specs(kind, target, loss) {
+                    if wanted.iter().all(|(known, _)| *known != spec) {
+                        wanted.push((spec, Programs::Loss(loss)));
+                    }
+                }
+            }
+        }
+        // Their programs run on f32, whatever X and W are made of: targets of bf16 use those of the same vectors.
+        if !Target::BF16.contains(&target) {
+            self.operator_specs(target, &mut wanted);
+        }
+        wanted
+    }
+
+    fn operator_specs<'a>(&'a self, target: Target, wanted: &mut Vec<(KernelSpec, Programs<'a>)>) {
         let spec = |kind: KernelKind, name: &str| {
             let wanted = self.kernels.contains(&kind) && !self.operators.is_empty();
             wanted.then(|| KernelSpec::new(kind, target, Dtype::F32, *CHUNKS.start(), name).ok()).flatten()
         };
         for form in LogitsForm::ALL {
-            if let Some(spec) = spec(KernelKind::RowLogits, form.name()) {
-                kernels.push(emit_logits(&spec, *form)?);
-            }
+            wanted.extend(spec(KernelKind::RowLogits, form.name()).map(|spec| (spec, Programs::Logits(*form))));
         }
         for operator in &self.operators {
-            operator.verify()?;
-            // Rows are merged and finished in host memory.
-            let on_host = [KernelKind::Merge, KernelKind::Finish].into_iter().filter(|_| !target.is_cuda());
+            // Rows are finished in host memory.
+            let on_host = Some(KernelKind::Finish).filter(|_| !target.is_cuda());
             for kind in std::iter::once(KernelKind::RowStatistics).chain(on_host) {
-                if let Some(spec) = spec(kind, &operator.name) {
-                    kernels.push(emit_operator(&spec, operator, 0)?);
-                }
+                wanted.extend(spec(kind, &operator.name).map(|spec| (spec, Programs::Operator(operator, 0))));
             }
             for distribution in 0..operator.gradients.len() {
-                if let Some(spec) = spec(KernelKind::RowGradient, &operator.gradient_name(distribution)) {
-                    kernels.push(emit_operator(&spec, operator, distribution)?);
-                }
+                let spec = spec(KernelKind::RowGradient, &operator.gradient_name(distribution));
+                wanted.extend(spec.map(|spec| (spec, Programs::Operator(operator, distribution))));
             }
         }
-        Ok(())
     }
 
     // Losses: cross-entropy if none was named.
-    fn losses(&self) -> Result<Vec<Wanted>, Error> {
-        let default = || Ok::<_, Error>(vec![Wanted::new(cross_entropy()?)]);
-        if self.losses.is_empty() { default() } else { Ok(self.losses.clone()) }
+    fn losses(&self) -> Result<Vec<Loss>, Error> {
+        if self.losses.is_empty() { Ok(vec![cross_entropy()?]) } else { Ok(self.losses.clone()) }
     }
 
     // The specifications of one kind; combinations that a target does not support are left out.
-    fn specs(&self, kind: KernelKind, target: Target, wanted: &Wanted) -> Vec<KernelSpec> {
+    fn specs(&self, kind: KernelKind, target: Target, loss: &Loss) -> Vec<KernelSpec> {
         let mut specs = vec![];
         let precisions = || std::iter::once(None).chain(self.precisions.iter().copied().map(Some));
         for (&dtype, precision) in self.dtypes.iter().flat_map(|d| precisions().map(move |p| (d, p))) {
             let chunks = self.chunks.as_deref().unwrap_or_else(|| default_chunks(target, dtype, precision));
-            let mut chunks: Vec<usize> = chunks.iter().copied().filter(|c| *c <= wanted.largest_chunk).collect();
+            let mut chunks = chunks.to_vec();
             chunks.sort_unstable();
             for chunk in chunks {
-                let name = &wanted.loss.name;
-                specs.extend(KernelSpec::with_precision(kind, target, dtype, precision, chunk, name));
+                let spec = KernelSpec::with_precision(kind, target, dtype, precision, chunk, &loss.name);
+                let specialise = self.chunks.is_some() && !target.is_cuda();
+                specs.extend(spec.and_then(|spec| if specialise { spec.specialised(chunk) } else { Ok(spec) }));
             }
         }
         specs
@@ -256,7 +247,7 @@ impl Builder {
     }
 
     // The entry of a kernel whose programs are among those of the builder.
-    fn entry(&self, spec: &KernelSpec, losses: &[Wanted]) -> Result<Option<Entry>, Error> {
+    fn entry(&self, spec: &KernelSpec, losses: &[Loss]) -> Result<Option<Entry>, Error> {
         let named = |name: &str| spec.loss.as_deref() == Some(name);
         match spec.kernel {
             KernelKind::RowLogits => {
@@ -274,8 +265,8 @@ impl Builder {
             }
             // A kernel without a loss holds no program, so that any stands for it.
             _ => {
-                let wanted = losses.iter().find(|l| spec.loss.is_none() || named(&l.loss.name));
-                wanted.map(|wanted| cuda_entry(spec, &wanted.loss)).transpose()
+                let loss = losses.iter().find(|l| spec.loss.is_none() || named(&l.name));
+                loss.map(|loss| cuda_entry(spec, loss)).transpose()
             }
         }
     }
@@ -349,6 +340,46 @@ impl Builder {
         write_files(&files, out)?;
         Ok(files.into_keys().collect())
     }
+}
+
+/// Where the programs of a kernel come from.
+#[derive(Clone, Copy, Debug)]
+enum Programs<'a> {
+    Loss(&'a Loss),
+    /// And a distribution, for a gradient.
+    Operator(&'a Operator, usize),
+    Logits(LogitsForm),
+}
+
+impl Programs<'_> {
+    fn kernel(self, spec: &KernelSpec) -> Result<Kernel, Error> {
+        match self {
+            Programs::Loss(loss) => emit(spec, loss),
+            Programs::Operator(operator, distribution) => emit_operator(spec, operator, distribution),
+            Programs::Logits(form) => emit_logits(spec, form),
+        }
+    }
+
+    fn part(self, spec: &KernelSpec) -> Result<Part, Error> {
+        match self {
+            Programs::Loss(loss) => part(spec, loss),
+            Programs::Operator(operator, distribution) => operator_part(spec, operator, distribution),
+            Programs::Logits(form) => logits_part(spec, form),
+        }
+    }
+}
+
+/// CPU kernels in as few texts as they have functions, in the order of the first kernel of each.
+fn texts(wanted: &[(KernelSpec, Programs<'_>)]) -> Result<Vec<Kernel>, Error> {
+    let mut texts: Vec<Vec<Part>> = vec![];
+    for (spec, programs) in wanted {
+        let part = programs.part(spec)?;
+        match texts.iter_mut().find(|text| text[0].is_like(&part)) {
+            Some(text) => text.push(part),
+            None => texts.push(vec![part]),
+        }
+    }
+    texts.iter().map(|parts| assemble(parts)).collect()
 }
 
 /// Writes texts by path under `out`.

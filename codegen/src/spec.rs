@@ -197,7 +197,7 @@ spelled! {
 }
 
 impl KernelKind {
-    /// Whether the text depends on the chunk.
+    /// Whether the text depends on the chunk; on a CPU if it is specialised for one.
     pub fn has_chunk(self) -> bool {
         use KernelKind::{
             Accumulate, LogitsGradient, LogitsOperand, LogitsSoftmax, ReduceStatistics, SavedGradient, WeightGrad,
@@ -216,14 +216,15 @@ impl KernelKind {
         )
     }
 
-    /// Whether the text holds row programs of a loss.
-    pub fn has_loss(self) -> bool {
+    /// Whether the text holds row programs of a loss. On a CPU merging takes the rules of the statistics as data.
+    pub fn has_loss(self, target: Target) -> bool {
         use KernelKind::{
             Finish, LogitsGradient, LogitsOperand, LogitsSoftmax, Merge, ReduceStatistics, SavedGradient,
         };
         use KernelKind::{WeightGradRecompute, WeightGradSaved};
-        let pass_s = matches!(self, LogitsSoftmax | LogitsOperand | ReduceStatistics | Merge | Finish);
+        let pass_s = matches!(self, LogitsSoftmax | LogitsOperand | ReduceStatistics | Finish);
         pass_s
+            || self == Merge && target.is_cuda()
             || self.is_rows()
             || matches!(self, WeightGradSaved | WeightGradRecompute | LogitsGradient | SavedGradient)
     }
@@ -298,10 +299,10 @@ impl KernelKind {
 
     // What the tensors are made of does not matter to kernels that see only f32 values.
     fn has_dtype(self, target: Target) -> bool {
-        use KernelKind::{FilterTiles, Logits, Merge, ReduceColumns, ReduceLoss, RoundRows, SelectTokens};
+        use KernelKind::{FilterTiles, Finish, Logits, Merge, ReduceColumns, ReduceLoss, RoundRows, SelectTokens};
         match self {
-            // Targets of one dtype have it in all names.
-            Merge => Target::BF16.contains(&target),
+            Merge => false,
+            Finish => target.is_cuda(),
             Logits | RoundRows if target.is_cuda() => true,
             _ if self.is_operators() => Target::BF16.contains(&target),
             FilterTiles | ReduceColumns | SelectTokens | ReduceLoss => false,
@@ -313,8 +314,8 @@ impl KernelKind {
 /// Chunk sizes that a kernel can be specialised for: powers of two.
 pub const CHUNKS: std::ops::RangeInclusive<usize> = 256..=65536;
 
-/// Chunk sizes of the checked-in kernels of a target, a dtype and a precision; the first is what runs unless a policy names
-/// another one.
+/// Chunk sizes of a target, a dtype and a precision; the first is what runs unless a policy names another one, the others
+/// are those of the checked-in kernels of GPUs. Kernels of CPUs take the chunk as an argument.
 ///
 /// On CPUs a packed chunk of W waits in L2 or L3 for both products of pass S, and logits of a block of tokens in L2; the smaller a
 /// chunk is, the oftener A is read and written. W is packed twice for vectors of bf16, and takes three times the bytes in
@@ -323,8 +324,8 @@ pub fn default_chunks(target: Target, dtype: Dtype, precision: Option<Precision>
     match (target, dtype, precision) {
         (target, ..) if target.is_cuda() => &[8192, 2048, 32768],
         (_, _, Some(Precision::Bf16x3)) => &[256],
-        (Target::Avx512Bf16, Dtype::Bf16, _) => &[256, 512, 2048, 8192],
-        _ => &[512, 2048, 8192],
+        (Target::Avx512Bf16, Dtype::Bf16, _) => &[256],
+        _ => &[512],
     }
 }
 
@@ -349,7 +350,8 @@ pub struct KernelSpec {
     /// kernels that pack their operands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
-    /// Chunk of the vocabulary; only for kernels that depend on it.
+    /// Chunk of the vocabulary; only for kernels that depend on it. CPU kernels take it as an argument unless they are
+    /// [specialised](KernelSpec::specialised).
     pub chunk: Option<usize>,
     /// Name of the loss, operator or form of the logits; only for kernels that hold its programs.
     pub loss: Option<String>,
@@ -383,9 +385,18 @@ impl KernelSpec {
             target,
             dtype: if kernel.has_dtype(target) { dtype } else { Dtype::F32 },
             precision: check_precision(kernel, target, dtype, precision)?,
-            chunk: kernel.has_chunk().then_some(chunk),
-            loss: kernel.has_loss().then(|| loss.to_owned()),
+            chunk: (kernel.has_chunk() && target.is_cuda()).then_some(chunk),
+            loss: kernel.has_loss(target).then(|| loss.to_owned()),
         })
+    }
+
+    /// The same with the chunk as a constant of its text.
+    ///
+    /// # Errors
+    /// [`SpecError::Chunk`] if it is no power of two in [`CHUNKS`].
+    pub fn specialised(self, chunk: usize) -> Result<KernelSpec, SpecError> {
+        let chunk = check_chunk(chunk)?;
+        Ok(KernelSpec { chunk: self.kernel.has_chunk().then_some(chunk), ..self })
     }
 
     /// Where it shares a prelude with others.
@@ -395,17 +406,21 @@ impl KernelSpec {
 
     /// The name: kernel, loss, dtype, precision, chunk, target and tile, all that an expert needs to tell two kernels apart.
     pub fn name(&self) -> String {
-        let mut name = format!("{}__", self.kernel);
-        if let Some(loss) = &self.loss {
-            name += &format!("{loss}_");
-        }
-        name += self.dtype.as_str();
-        if let Some(precision) = self.precision {
-            name += &format!("_{precision}");
-        }
-        if let Some(chunk) = self.chunk {
-            name += &format!("_c{chunk}");
-        }
+        self.spelled(Some(self.dtype))
+    }
+
+    /// The name of a CPU text: that of the first kernel in it, without a dtype, as others of the text may have other ones.
+    pub(crate) fn text_name(&self) -> String {
+        self.spelled(None)
+    }
+
+    fn spelled(&self, dtype: Option<Dtype>) -> String {
+        let precision = self.precision.map(|precision| precision.to_string());
+        let chunk = self.chunk.map(|chunk| format!("c{chunk}"));
+        let parts = [self.loss.clone(), dtype.map(|dtype| dtype.to_string()), precision, chunk];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        let name =
+            if parts.is_empty() { self.kernel.to_string() } else { format!("{}__{}", self.kernel, parts.join("_")) };
         if self.target.is_cuda() {
             // Names of CUDA kernels are C identifiers.
             let target = self.target.as_str().replace('_', "");
@@ -435,8 +450,10 @@ fn check_supported(
         let supported = "targets avx512bf16 and amx; the others need no unpacking";
         return unsupported(format!("kernel {kernel} on target {target}"), supported);
     }
-    if kernel.is_rows() && Target::BF16.contains(&target) {
-        let supported = "target avx512, which the same processors can run: row programs are f32";
+    let of_values =
+        matches!(kernel, KernelKind::Merge | KernelKind::Finish | KernelKind::GatherRows | KernelKind::ScatterAdd);
+    if (of_values || kernel.is_rows()) && Target::BF16.contains(&target) {
+        let supported = "target avx512, which the same processors can run: the kernel multiplies no bf16";
         return unsupported(format!("kernel {kernel} on target {target}"), supported);
     }
     if target.is_cuda() && !kernel.on_cuda() || !target.is_cuda() && kernel.only_cuda() {

@@ -407,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_gradient__cross_ent
     float* sums = (float*)(shared_memory + ROWS_OFFSET);
     const float s1 = uniform_logit_scale;
     const int s5 = classes;
-    const float g11 = uniform_logit_scale;
+    const float g10 = uniform_logit_scale;
     // Column inputs and column sums of half the columns at a time: there are no registers for more.
 #pragma unroll
     for (int part = 0; part < 2; part++) {
@@ -418,12 +418,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_gradient__cross_ent
             for (int h = 0; h < 2; h++) {
                 const int row = origin.m + row_in_tile(i, h), token = min(row, tokens - 1);
                 const float reference = references[token];
-                const int s9 = targets[token];
-                const float s12 = reference;
+                const int s8 = targets[token];
+                const float s11 = reference;
                 const int g1 = targets[token];
                 const float g3 = row_target_factor[token];
-                const float g7 = row_a_factor[token];
-                const float g9 = row_upstream[token];
+                const float g6 = row_a_factor[token];
+                const float g8 = row_upstream[token];
                 float pairs[4][2];
 #pragma unroll
                 for (int j = 4 * part; j < 4 * part + 4; j++) {
@@ -436,21 +436,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_gradient__cross_ent
                         const bool s6 = s4 < s5;
                         const float s0 = logit;
                         const float s3 = fmaf(s0, s1, s2);
-                        const float s8 = s6 ? s3 : -infinity();
-                        const bool s10 = s4 == s9;
-                        const float s11 = s10 ? -infinity() : s8;
-                        const float s13 = exp_above(s11, s12);
-                        const float stored = s13;
+                        const float s7 = s6 ? s3 : -infinity();
+                        const bool s9 = s4 == s8;
+                        const float s10 = s9 ? -infinity() : s7;
+                        const float s12 = exp_above(s10, s11);
+                        const float stored = s12;
                         const int g0 = column;
                         const bool g2 = g0 == g1;
-                        const float g5 = g2 ? g3 : 0.0f;
-                        const float g6 = stored;
-                        const float g8 = fmaf(g6, g7, g5);
-                        const float g10 = g8 * g9;
-                        const float g12 = g10 * reciprocal(g11);
+                        const float g4 = g2 ? g3 : 0.0f;
+                        const float g5 = stored;
+                        const float g7 = fmaf(g5, g6, g4);
+                        const float g9 = g7 * g8;
+                        const float g11 = g9 * reciprocal(g10);
                         const bool exists = row < tokens && origin.n + local < columns;
-                        column_sums[2 * (j % 4) + v] += exists ? g12 : 0.0f;
-                        pairs[j % 4][v] = exists ? g10 * factor : 0.0f;
+                        column_sums[2 * (j % 4) + v] += exists ? g11 : 0.0f;
+                        pairs[j % 4][v] = exists ? g9 * factor : 0.0f;
                         (void)stored;
                         (void)logit;
                     }

@@ -414,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_softmax__cross_entr
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int token = min(origin.m + row_in_tile(i, h), tokens - 1);
-            const int m9 = targets[token];
+            const int m8 = targets[token];
             float peak = -infinity();
 #pragma unroll
             for (int j = 0; j < 8; j++) {
@@ -427,10 +427,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_softmax__cross_entr
                     const bool m6 = m4 < m5;
                     const float m0 = logit;
                     const float m3 = fmaf(m0, m1, m2);
-                    const float m8 = m6 ? m3 : -infinity();
-                    const bool m10 = m4 == m9;
-                    const float m11 = m10 ? -infinity() : m8;
-                    peak = fmaxf(peak, origin.n + local < columns ? m11 : -infinity());
+                    const float m7 = m6 ? m3 : -infinity();
+                    const bool m9 = m4 == m8;
+                    const float m10 = m9 ? -infinity() : m7;
+                    peak = fmaxf(peak, origin.n + local < columns ? m10 : -infinity());
                 }
             }
             put_row(rows_of(0), i, h, quad_max(peak));
@@ -452,8 +452,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_softmax__cross_entr
             const float old = references == nullptr ? NO_REFERENCE : references[token];
             const float reference = old + WINDOW < peak ? reference_of(peak) : old;
             if (threadIdx.x / 32 % WARPS_N == 0 && threadIdx.x % 4 == 0) rows_of(STATISTICS + 1)[row] = reference;
-            const int w9 = targets[token];
-            const float w12 = reference;
+            const int w8 = targets[token];
+            const float w11 = reference;
             float statistic_1 = 0.0f;
             float statistic_2 = 0.0f;
             float pairs[8][2];
@@ -468,16 +468,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_softmax__cross_entr
                     const bool w6 = w4 < w5;
                     const float w0 = logit;
                     const float w3 = fmaf(w0, w1, w2);
-                    const float w8 = w6 ? w3 : -infinity();
-                    const bool w10 = w4 == w9;
-                    const float w11 = w10 ? -infinity() : w8;
-                    const float w13 = exp_above(w11, w12);
-                    const float w16 = w10 ? w8 : 0.0f;
+                    const float w7 = w6 ? w3 : -infinity();
+                    const bool w9 = w4 == w8;
+                    const float w10 = w9 ? -infinity() : w7;
+                    const float w12 = exp_above(w10, w11);
+                    const float w13 = w9 ? w7 : 0.0f;
                     const bool exists = origin.n + local < columns;
-                    statistic_1 += exists ? w13 : 0.0f;
-                    statistic_2 += exists ? w16 : 0.0f;
+                    statistic_1 += exists ? w12 : 0.0f;
+                    statistic_2 += exists ? w13 : 0.0f;
                     // Columns past the end are stored too: the product that follows reads whole pieces.
-                    pairs[j][v] = exists ? w13 : 0.0f;
+                    pairs[j][v] = exists ? w12 : 0.0f;
                 }
             }
             put_pairs(tile, tokens - origin.m, i, h, 0, pairs);

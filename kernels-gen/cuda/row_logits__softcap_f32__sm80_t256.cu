@@ -108,9 +108,9 @@ extern "C" __global__ void __launch_bounds__(256) row_logits__softcap_f32__sm80_
         const float m0 = logit;
         const float m3 = fmaf(m0, m1, m2);
         const float m5 = m3 * reciprocal(m4);
-        const float m11 = tanhf(m5);
-        const float m12 = m11 * m4;
-        row[local] = m12;
+        const float m6 = tanhf(m5);
+        const float m7 = m6 * m4;
+        row[local] = m7;
         if (slopes == nullptr) continue;
         const float s2 = staged_bias[local];
         const float s0 = logit;
@@ -118,13 +118,13 @@ extern "C" __global__ void __launch_bounds__(256) row_logits__softcap_f32__sm80_
         const float s5 = s3 * reciprocal(s4);
         const float s6 = -(s5);
         const float s7 = maximum(s5, s6);
-        const float s9 = s7 * -2.0f;
-        const float s10 = expf(s9);
-        const float s14 = s10 * 4.0f;
-        const float s16 = s10 + 1.0f;
-        const float s17 = s16 * s16;
-        const float s18 = s14 * reciprocal(s17);
-        slopes[blockIdx.x * stride + local] = s18;
+        const float s8 = s7 * -2.0f;
+        const float s9 = expf(s8);
+        const float s10 = s9 * 4.0f;
+        const float s11 = s9 + 1.0f;
+        const float s12 = s11 * s11;
+        const float s13 = s10 * reciprocal(s12);
+        slopes[blockIdx.x * stride + local] = s13;
     }
     (void)first_column;
 }

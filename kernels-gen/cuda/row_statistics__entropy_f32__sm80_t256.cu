@@ -126,9 +126,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__entropy
     for (int local = threadIdx.x; local < columns; local += THREADS) {
         const int column = first_column + local;
         const float logit = row[local];
-        const float m0_1 = logit;
+        const float m0_0 = logit;
 
-        peak_0 = fmaxf(peak_0, m0_1);
+        peak_0 = fmaxf(peak_0, m0_0);
     }
     // The reference follows the maximum at once.
     peak_0 = over_block(peak_0, Larger());
@@ -146,11 +146,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__entropy
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
         const float w3 = above(w1, w0);
-        const float w5 = maximum(w3, -3.4028235e38f);
-        const float w7 = w2 * w5;
+        const float w4 = maximum(w3, -3.4028235e38f);
+        const float w5 = w2 * w4;
 
         part_1 = Sum()(part_1, w2);
-        part_2 = Sum()(part_2, w7);
+        part_2 = Sum()(part_2, w5);
     }
     part_1 = over_block(part_1, Sum());
     part_2 = over_block(part_2, Sum());

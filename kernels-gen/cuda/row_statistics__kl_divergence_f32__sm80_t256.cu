@@ -140,9 +140,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
         const int column = first_column + local;
         const float logit = row[local];
         const float logit_1 = row_1[local];
-        const float m0_1 = logit;
+        const float m0_0 = logit;
 
-        peak_0 = fmaxf(peak_0, m0_1);
+        peak_0 = fmaxf(peak_0, m0_0);
     }
     // The reference follows the maximum at once.
     peak_0 = over_block(peak_0, Larger());
@@ -155,9 +155,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
         const int column = first_column + local;
         const float logit = row[local];
         const float logit_1 = row_1[local];
-        const float m1_7 = logit_1;
+        const float m1_0 = logit_1;
 
-        peak_1 = fmaxf(peak_1, m1_7);
+        peak_1 = fmaxf(peak_1, m1_0);
     }
     // The reference follows the maximum at once.
     peak_1 = over_block(peak_1, Larger());
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
     const float rise_1 = rise(old_1, reference_1);
 
     const float w0 = reference;
-    const float w6 = reference_1;
+    const float w5 = reference_1;
     float part_2 = 0.0f;
     float part_3 = 0.0f;
     float part_4 = 0.0f;
@@ -179,20 +179,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
         const float w3 = above(w1, w0);
-        const float w5 = maximum(w3, -3.4028235e38f);
-        const float w7 = logit_1;
-        const float w8 = exp_above(w7, w6);
-        const float w9 = above(w7, w6);
-        const float w10 = maximum(w9, -3.4028235e38f);
-        const float w13 = w10 - w5;
-        const bool w16 = w7 == -infinity();
-        const float w19 = w16 ? 1.0f : 0.0f;
-        const bool w20 = w1 == -infinity();
-        const float w21 = w20 ? 0.0f : w19;
+        const float w4 = maximum(w3, -3.4028235e38f);
+        const float w6 = logit_1;
+        const float w7 = exp_above(w6, w5);
+        const float w8 = above(w6, w5);
+        const float w9 = maximum(w8, -3.4028235e38f);
+        const float w10 = w9 - w4;
+        const bool w11 = w6 == -infinity();
+        const float w12 = w11 ? 1.0f : 0.0f;
+        const bool w13 = w1 == -infinity();
+        const float w14 = w13 ? 0.0f : w12;
 
         part_2 = Sum()(part_2, w2);
-        part_3 = Sum()(part_3, w8);
-        part_5 = Maximum()(part_5, w21);
+        part_3 = Sum()(part_3, w7);
+        part_5 = Maximum()(part_5, w14);
     }
     part_2 = over_block(part_2, Sum());
     part_3 = over_block(part_3, Sum());
@@ -209,18 +209,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__kl_dive
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
         const float w3 = above(w1, w0);
-        const float w5 = maximum(w3, -3.4028235e38f);
-        const float w7 = logit_1;
-        const float w8 = exp_above(w7, w6);
-        const float w9 = above(w7, w6);
-        const float w10 = maximum(w9, -3.4028235e38f);
-        const float w13 = w10 - w5;
-        const bool w16 = w7 == -infinity();
-        const float w19 = w16 ? 1.0f : 0.0f;
-        const bool w20 = w1 == -infinity();
-        const float w21 = w20 ? 0.0f : w19;
+        const float w4 = maximum(w3, -3.4028235e38f);
+        const float w6 = logit_1;
+        const float w7 = exp_above(w6, w5);
+        const float w8 = above(w6, w5);
+        const float w9 = maximum(w8, -3.4028235e38f);
+        const float w10 = w9 - w4;
+        const bool w11 = w6 == -infinity();
+        const float w12 = w11 ? 1.0f : 0.0f;
+        const bool w13 = w1 == -infinity();
+        const float w14 = w13 ? 0.0f : w12;
 
-            part_4 += divergence_term(w2, w8, w13 - all, scale);
+            part_4 += divergence_term(w2, w7, w10 - all, scale);
         }
         part_4 = over_block(part_4, Sum());
         const float before = logf(q / p) + (rise_0 - rise_1);

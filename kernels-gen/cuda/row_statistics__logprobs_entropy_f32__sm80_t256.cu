@@ -127,9 +127,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__logprob
     for (int local = threadIdx.x; local < columns; local += THREADS) {
         const int column = first_column + local;
         const float logit = row[local];
-        const float m0_1 = logit;
+        const float m0_0 = logit;
 
-        peak_0 = fmaxf(peak_0, m0_1);
+        peak_0 = fmaxf(peak_0, m0_0);
     }
     // The reference follows the maximum at once.
     peak_0 = over_block(peak_0, Larger());
@@ -147,11 +147,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__logprob
         const float w1 = logit;
         const float w2 = exp_above(w1, w0);
         const float w3 = above(w1, w0);
-        const float w5 = maximum(w3, -3.4028235e38f);
-        const float w7 = w2 * w5;
+        const float w4 = maximum(w3, -3.4028235e38f);
+        const float w5 = w2 * w4;
 
         part_1 = Sum()(part_1, w2);
-        part_2 = Sum()(part_2, w7);
+        part_2 = Sum()(part_2, w5);
     }
     part_1 = over_block(part_1, Sum());
     part_2 = over_block(part_2, Sum());
@@ -189,8 +189,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__logprob
         if (local < 0 || local >= columns) continue;
         const int column = first_column + local;
         const float logit = row[local];
-        const float c1 = logit;
+        const float c0 = logit;
 
-        selected[0 * slots * token_stride + at] = c1;
+        selected[0 * slots * token_stride + at] = c0;
     }
 }

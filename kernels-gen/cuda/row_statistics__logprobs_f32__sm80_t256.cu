@@ -127,9 +127,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__logprob
     for (int local = threadIdx.x; local < columns; local += THREADS) {
         const int column = first_column + local;
         const float logit = row[local];
-        const float m0_1 = logit;
+        const float m0_0 = logit;
 
-        peak_0 = fmaxf(peak_0, m0_1);
+        peak_0 = fmaxf(peak_0, m0_0);
     }
     // The reference follows the maximum at once.
     peak_0 = over_block(peak_0, Larger());
@@ -171,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__logprob
         if (local < 0 || local >= columns) continue;
         const int column = first_column + local;
         const float logit = row[local];
-        const float c1 = logit;
+        const float c0 = logit;
 
-        selected[0 * slots * token_stride + at] = c1;
+        selected[0 * slots * token_stride + at] = c0;
     }
 }

@@ -203,9 +203,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__sample_
         const int column = first_column + local;
         const float logit = row[local];
         const float random = random_number((u32)first_keys[token], (u32)second_keys[token], (u32)(first_id + column));
-        const float m0_1 = logit;
+        const float m0_0 = logit;
 
-        peak_0 = fmaxf(peak_0, m0_1);
+        peak_0 = fmaxf(peak_0, m0_0);
     }
     // The reference follows the maximum at once.
     peak_0 = over_block(peak_0, Larger());
@@ -251,16 +251,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__sample_
         const int column = first_column + local;
         const float logit = row[local];
         const float random = random_number((u32)first_keys[token], (u32)second_keys[token], (u32)(first_id + column));
-        const float t1 = logit;
-        const float t7 = random;
-        const float t9 = minimum(t7, 0.99999994f);
-        const float t10 = -(t9);
-        const float t11 = log1pf(t10);
-        const float t12 = -(t11);
-        const float t13 = logf(t12);
-        const float t14 = -(t13);
+        const float t0 = logit;
+        const float t1 = random;
+        const float t2 = minimum(t1, 0.99999994f);
+        const float t3 = -(t2);
+        const float t4 = log1pf(t3);
+        const float t5 = -(t4);
+        const float t6 = logf(t5);
+        const float t7 = -(t6);
 
-            const Ranked here = {t1, t14, local};
+            const Ranked here = {t0, t7, local};
             // In the first round there is nothing that a column has to follow.
             const bool follows = (round == 0) & has_rank(here) | (round != 0) & precedes(last, here);
             if (follows & precedes(here, next)) next = here;

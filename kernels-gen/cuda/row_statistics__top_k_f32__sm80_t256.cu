@@ -189,9 +189,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__top_k_f
     for (int local = threadIdx.x; local < columns; local += THREADS) {
         const int column = first_column + local;
         const float logit = row[local];
-        const float m0_1 = logit;
+        const float m0_0 = logit;
 
-        peak_0 = fmaxf(peak_0, m0_1);
+        peak_0 = fmaxf(peak_0, m0_0);
     }
     // The reference follows the maximum at once.
     peak_0 = over_block(peak_0, Larger());
@@ -235,9 +235,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) row_statistics__top_k_f
         for (int local = threadIdx.x; local < columns; local += THREADS) {
         const int column = first_column + local;
         const float logit = row[local];
-        const float t1 = logit;
+        const float t0 = logit;
 
-            const Ranked here = {t1, 0.0f, local};
+            const Ranked here = {t0, 0.0f, local};
             // In the first round there is nothing that a column has to follow.
             const bool follows = (round == 0) & has_rank(here) | (round != 0) & precedes(last, here);
             if (follows & precedes(here, next)) next = here;

@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) saved_gradient__cross_entropy_
     const int m = blockIdx.x / tiles_n * TILE_M, n = blockIdx.x % tiles_n * TILE_N;
     const float scale_factor = scale == nullptr ? 1.0f : scale[0];
     const int first_local = threadIdx.x % PIECES * PIECE;
-    const float g11 = uniform_logit_scale;
+    const float g10 = uniform_logit_scale;
     float column_sums[PIECE] = {};
 #pragma unroll 4
     for (int row = m + threadIdx.x / PIECES; row < min(m + TILE_M, tokens); row += ROWS) {
@@ -124,22 +124,22 @@ extern "C" __global__ void __launch_bounds__(256) saved_gradient__cross_entropy_
         Floats piece = unpack(*place);
         const int g1 = targets[token];
         const float g3 = row_target_factor[token];
-        const float g7 = row_a_factor[token];
-        const float g9 = row_upstream[token];
+        const float g6 = row_a_factor[token];
+        const float g8 = row_upstream[token];
 #pragma unroll
         for (int i = 0; i < PIECE; i++) {
             const int local = first_local + i, column = first_column + n + local;
             const float stored = piece.at[i] * factor;
             const int g0 = column;
             const bool g2 = g0 == g1;
-            const float g5 = g2 ? g3 : 0.0f;
-            const float g6 = stored;
-            const float g8 = fmaf(g6, g7, g5);
-            const float g10 = g8 * g9;
-            const float g12 = g10 * reciprocal(g11);
+            const float g4 = g2 ? g3 : 0.0f;
+            const float g5 = stored;
+            const float g7 = fmaf(g5, g6, g4);
+            const float g9 = g7 * g8;
+            const float g11 = g9 * reciprocal(g10);
             const bool exists = n + local < columns;
-            column_sums[i] += exists ? g12 : 0.0f;
-            piece.at[i] = exists ? g10 * scale_factor : 0.0f;
+            column_sums[i] += exists ? g11 : 0.0f;
+            piece.at[i] = exists ? g9 * scale_factor : 0.0f;
             (void)stored;
             (void)column;
         }

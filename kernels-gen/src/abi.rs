@@ -196,6 +196,8 @@ pub struct LogitsSoftmax {
     pub first_column: usize,
     /// Columns of the chunk that exist.
     pub columns: usize,
+    /// Columns of a whole chunk, a multiple of 64 and of the row block.
+    pub chunk: usize,
     /// First panel of tokens.
     pub first_panel: usize,
     /// Number of panels.
@@ -266,6 +268,8 @@ pub struct WeightGrad {
     pub allocated_rows: usize,
     /// Final reference of each token.
     pub reference: *const f32,
+    /// Columns of a whole chunk, as in pass S.
+    pub chunk: usize,
     /// Saved E of the chunk that holds the rows.
     pub saved: *const u8,
     /// First of the rows within that chunk, a multiple of the row block.
@@ -291,9 +295,56 @@ pub struct WeightGrad {
     pub scratch: *mut u8,
 }
 
+/// How numbers are stored, for functions that are compiled for each: f32.
+pub const F32: u8 = 0;
+/// How numbers are stored: bfloat16.
+pub const BF16: u8 = 1;
+/// How numbers are stored: IEEE half.
+pub const F16: u8 = 2;
+
+/// Most distributions of an operator, and so references of a row.
+pub const DISTRIBUTIONS: usize = 2;
+
+/// How a row statistic of one shard and that of another become one. Positions are those in the state of a row: the references,
+/// then the statistics.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// They are added.
+    Sum,
+    /// They are made relative to a common reference, and added.
+    ScaledSum {
+        /// Which reference.
+        reference: usize,
+    },
+    /// The larger one.
+    Max,
+    /// The id of the larger one of the statistic behind this one; of equal ones the lower id.
+    ArgMax,
+    /// Weights times distances from references: they grow by the sum of the weights times what references rise by.
+    Moment {
+        /// Reference that the weights are relative to.
+        reference: Option<usize>,
+        /// Position of the sum of the weights.
+        sum: usize,
+        /// How often each reference is added to the distances.
+        shifts: [f32; DISTRIBUTIONS],
+    },
+    /// A divergence, by the chain rule.
+    Divergence {
+        /// Position of the sum of the weights of P, relative to the first reference.
+        p: usize,
+        /// Position of the sum of the weights of Q, relative to the second one.
+        q: usize,
+    },
+}
+
 /// Merges the statistics and A of another shard into those of this one.
 #[derive(Clone, Copy, Debug)]
 pub struct Merge {
+    /// References of a row.
+    pub references: usize,
+    /// The rule of each statistic.
+    pub rules: &'static [Rule],
     /// First token.
     pub first: usize,
     /// One past the last token.
@@ -308,6 +359,28 @@ pub struct Merge {
     pub other_a: *const f32,
     /// Elements from one row of A to the next.
     pub a_stride: usize,
+}
+
+impl Merge {
+    /// The value of this shard at a position of the state.
+    ///
+    /// # Safety
+    /// The state has that position and token, and nobody else uses it meanwhile.
+    #[inline(always)]
+    pub unsafe fn mine<'a>(&self, position: usize, token: usize) -> &'a mut f32 {
+        // SAFETY: the caller answers for the value.
+        unsafe { &mut *(*self.state.add(position)).add(token) }
+    }
+
+    /// The value of the other shard.
+    ///
+    /// # Safety
+    /// Its state has that position and token.
+    #[inline(always)]
+    pub unsafe fn theirs(&self, position: usize, token: usize) -> f32 {
+        // SAFETY: the caller answers for the value.
+        unsafe { *(*self.other_state.add(position)).add(token) }
+    }
 }
 
 /// Merged statistics to results, dX = a_factor A + target_factor w_target + operand_factor A₂.
@@ -333,7 +406,9 @@ pub struct Finish {
     pub operand: *const f32,
     /// Elements from one row of A₂ to the next; 0 if all tokens share one row.
     pub operand_stride: usize,
-    /// Row of W of each token's target, of the kernel's dtype; null where there is none.
+    /// How W is stored: [`F32`], [`BF16`] or [`F16`].
+    pub stored: u8,
+    /// Row of W of each token's target; null where there is none.
     pub target_rows: *const *const u8,
     /// Row of dX of each token.
     pub rows: *const u32,

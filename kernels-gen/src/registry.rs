@@ -1,6 +1,6 @@
 //! Finds kernels by what they compute.
 
-use crate::abi::{Entry, Geometry};
+use crate::abi::{Entry, Geometry, Rule};
 
 /// One generated kernel. The fields mirror the specification it was generated from; strings are in the spelling of
 /// kernel names (`bf16`, `avx512`, `cross_entropy`).
@@ -16,7 +16,7 @@ pub struct Kernel {
     pub dtype: &'static str,
     /// How it multiplies f32 where its products are not exact, else empty.
     pub precision: &'static str,
-    /// Chunk of the vocabulary it is specialised for, 0 if it does not depend on one.
+    /// Chunk of the vocabulary it is specialised for, 0 if it takes any.
     pub chunk: usize,
     /// Loss whose programs it runs, empty if none.
     pub loss: &'static str,
@@ -31,12 +31,14 @@ pub struct Kernel {
 /// Names that the host binds arrays to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bindings {
-    /// Row statistics after the reference; the rule of merging is in the kernel.
+    /// Row statistics after the references.
     pub statistics: &'static [&'static str],
     /// What each statistic is of a row that has seen no logit.
     pub identities: &'static [f32],
     /// Which of them are sums: behind all statistics the kernel takes an array for each of what its roundings have lost.
     pub sums: &'static [usize],
+    /// How each statistic merges.
+    pub rules: &'static [Rule],
     /// Whether the product of the kernel is the same for all tokens.
     pub shared: bool,
     /// Scalars of the statistics program.
@@ -61,6 +63,7 @@ impl Bindings {
         statistics: &[],
         identities: &[],
         sums: &[],
+        rules: &[],
         shared: false,
         statistics_uniforms: &[],
         statistics_columns: &[],
@@ -96,9 +99,9 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Adds kernels; of two that compute the same, the one added last is used.
-    pub fn extend(&mut self, kernels: &'static [Kernel]) -> &mut Registry {
-        self.kernels.extend(kernels);
+    /// Adds the kernels of some texts; of two that compute the same, the one added last is used.
+    pub fn extend(&mut self, texts: &'static [&'static [Kernel]]) -> &mut Registry {
+        self.kernels.extend(texts.iter().copied().flatten());
         self
     }
 

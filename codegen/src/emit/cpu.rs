@@ -1,7 +1,7 @@
 //! CPU kernels: Rust text from the templates under `cpu/`.
 
 use super::Kernel;
-use super::statistic::statistics;
+use super::statistic::{self, statistics};
 use crate::error::{Error, SpecError};
 use crate::loss::{Loss, Merge, OPERAND_FACTOR};
 use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
@@ -28,6 +28,7 @@ pub(super) struct Names<'a> {
     pub(super) statistics: Vec<&'a str>,
     pub(super) identities: Vec<String>,
     pub(super) sums: Vec<String>,
+    pub(super) rules: Vec<String>,
     pub(super) statistics_uniforms: Vec<&'a str>,
     pub(super) statistics_columns: Vec<&'a str>,
     pub(super) uniforms: Vec<&'a str>,
@@ -50,8 +51,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Also the row statistics, with the values of a row that has seen no logit.
-    pub(super) fn keep(&mut self, rules: &'a [(String, Merge)]) {
+    /// Also the row statistics beside some references, with the values of a row that has seen no logit.
+    pub(super) fn keep(&mut self, rules: &'a [(String, Merge)], references: usize) {
+        self.rules = statistic::rules(rules, references);
         self.statistics = rules.iter().map(|(name, _)| name.as_str()).collect();
         self.identities = rules.iter().map(|(_, rule)| RustSimd.constant(rule.identity())).collect();
         let sums = rules.iter().enumerate().filter(|(_, (_, rule))| rule.is_sum());
@@ -67,6 +69,7 @@ impl<'a> Names<'a> {
             field("statistics", self.statistics),
             Field { name: "identities", texts: self.identities.join(", ") },
             Field { name: "sums", texts: self.sums.join(", ") },
+            Field { name: "rules", texts: self.rules.join(", ") },
             field("statistics_uniforms", self.statistics_uniforms),
             field("statistics_columns", self.statistics_columns),
             field("uniforms", self.uniforms),
@@ -79,37 +82,87 @@ impl<'a> Names<'a> {
     }
 }
 
-pub(super) fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
+/// One kernel before it shares a text with others.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// What it was generated from.
+    pub spec: KernelSpec,
+    /// Its functions, which may be those of other kernels too.
+    body: String,
+    bindings: Value,
+    shared: bool,
+}
+
+impl Part {
+    /// Whether both have the same functions, and so stand in one text.
+    pub fn is_like(&self, other: &Part) -> bool {
+        let (a, b) = (&self.spec, &other.spec);
+        (a.kernel, a.place(), a.chunk) == (b.kernel, b.place(), b.chunk) && self.body == other.body
+    }
+}
+
+pub(super) fn part(spec: &KernelSpec, loss: &Loss) -> Result<Part, Error> {
     let shared = spec.kernel == KernelKind::LogitsOperand && loss.shares_operand();
-    render_kernel(spec, program_context(spec, loss)?, bindings(spec, loss), shared)
+    render_part(spec, program_context(spec, loss)?, bindings(spec, loss), shared)
 }
 
 /// A kernel from the context of its programs and the names that they bind; `shared` if what it computes is the same for all
 /// tokens.
-pub(super) fn render_kernel(
-    spec: &KernelSpec,
-    programs: Value,
-    bindings: Value,
-    shared: bool,
-) -> Result<Kernel, Error> {
-    let name = spec.name();
-    let template = template(spec);
+pub(super) fn render_part(spec: &KernelSpec, programs: Value, bindings: Value, shared: bool) -> Result<Part, Error> {
     let common = context! {
-        version => env!("CARGO_PKG_VERSION"),
-        name => name.as_str(),
-        spec => spec_strings(spec),
-        spec_json => serde_json::to_string(spec).unwrap_or_default(),
-        template => template,
-        bindings => bindings,
-        shared => shared,
-        entry => entry(spec.kernel),
+        chunk => spec.chunk,
         dtype => spec.dtype.as_str(),
         storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },
         ..place_context(spec.place())
     };
-    let context = context! { ..programs, ..common };
+    let body = render(&format!("cpu/{}", template(spec)), &spec.name(), context! { ..programs, ..common })?;
+    Ok(Part { spec: spec.clone(), body, bindings, shared })
+}
+
+/// The text of kernels that have the same functions: each is an entry of the registry.
+///
+/// # Errors
+/// See [`Error`].
+pub fn assemble(parts: &[Part]) -> Result<Kernel, Error> {
+    let Some(first) = parts.first() else {
+        return Err(Error::Empty);
+    };
+    let name = first.spec.text_name();
+    let entries = parts.iter().map(|part| {
+        context! {
+            name => part.spec.name(),
+            spec => spec_strings(&part.spec),
+            bindings => part.bindings.clone(),
+            shared => part.shared,
+            function => function(&part.spec),
+        }
+    });
+    let context = context! {
+        version => env!("CARGO_PKG_VERSION"),
+        spec_json => serde_json::to_string(&first.spec).unwrap_or_default(),
+        template => template(&first.spec),
+        body => first.body.trim_end(),
+        kernels => entries.collect::<Vec<_>>(),
+        entry => entry(first.spec.kernel),
+    };
     let text = render("cpu/kernel.rs.in", &name, context)?;
-    Ok(Kernel { spec: spec.clone(), name, text })
+    let kernels = parts.iter().map(|part| part.spec.clone()).collect();
+    Ok(Kernel { spec: first.spec.clone(), name, text, kernels })
+}
+
+/// The function of a kernel: those that only load and store tensors are generic in how these are stored.
+fn function(spec: &KernelSpec) -> String {
+    use KernelKind::{
+        GatherRows, LogitsOperand, LogitsSoftmax, PackTokens, PackTokensGrad, PackVocabulary, ScatterAdd,
+        WeightGradRecompute, WeightGradSaved,
+    };
+    let generic = match spec.kernel {
+        GatherRows | ScatterAdd => true,
+        PackTokens | PackTokensGrad | PackVocabulary => !Target::BF16.contains(&spec.target),
+        LogitsSoftmax | LogitsOperand | WeightGradSaved | WeightGradRecompute => spec.target != Target::Amx,
+        _ => false,
+    };
+    if generic { format!("kernel::<{}>", spec.dtype.as_str().to_uppercase()) } else { "kernel".to_owned() }
 }
 
 /// The prelude that the kernels of a place share.
@@ -239,16 +292,11 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
             let mass = statistics.iter().find(|s| s.rule == "ScaledSum").map(|s| s.slot);
             let mass = if operand { 0 } else { mass.ok_or_else(|| incomplete(loss))? };
             let statistics = if operand { vec![] } else { statistics };
-            let f16 = spec.dtype == Dtype::F16;
             context! {
-                chunk => spec.chunk,
                 map => map,
                 weigh => lowered(p, "w", &wanted)?,
                 statistics => Value::from(Serde(&statistics)),
                 mass => mass,
-                // f16 holds E up to 65504 = e^11.
-                window => if f16 { "6.9" } else { "13.8" },
-                window_reason => if f16 { ": f16 cannot hold more" } else { "" },
             }
         }
         KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => {
@@ -267,14 +315,12 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 .into());
             }
             context! {
-                chunk => spec.chunk,
                 saved => saved,
                 restore => lowered(&loss.statistics, "s", &[(restored, Shape::Element)])?,
                 gradient => lowered(&loss.gradient, "g", &wanted)?,
                 column_gradients => columns,
             }
         }
-        KernelKind::Merge => context! { statistics => Value::from(Serde(&statistics)), references => 1 },
         KernelKind::Finish => {
             let outputs: Vec<&str> = loss.finish.row_outputs().map(|(name, _)| name).collect();
             let position = |name: &str| outputs.iter().position(|n| *n == name);
@@ -317,11 +363,10 @@ fn bindings(spec: &KernelSpec, loss: &Loss) -> Value {
     };
     let mut names = program.map(Names::of).unwrap_or_default();
     let rules = loss.statistics_rules();
-    let keeps = spec.kernel.has_loss() && spec.kernel != KernelKind::LogitsOperand;
-    if keeps {
-        names.keep(&rules);
+    if matches!(spec.kernel, KernelKind::LogitsSoftmax | KernelKind::Finish) {
+        names.keep(&rules, 1);
     }
-    if keeps && spec.kernel.has_chunk() || spec.kernel == KernelKind::WeightGradRecompute {
+    if spec.kernel == KernelKind::WeightGradRecompute {
         names.statistics_uniforms = loss.statistics.uniforms();
         names.statistics_columns = loss.statistics.column_inputs();
     }

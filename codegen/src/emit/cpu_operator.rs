@@ -1,7 +1,6 @@
 //! CPU kernels that run the programs of an operator.
 
-use super::Kernel;
-use super::cpu::{Names, lowered, render_kernel};
+use super::cpu::{Names, Part, lowered, render_part};
 use super::statistic::statistics;
 use crate::error::{Error, SpecError};
 use crate::logits::LogitsForm;
@@ -12,15 +11,15 @@ use crate::spec::{KernelKind, KernelSpec};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 
-pub(super) fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel, Error> {
+pub(super) fn logits_part(spec: &KernelSpec, form: LogitsForm) -> Result<Part, Error> {
     let program = form.program()?;
     let map = lowered(&program, "m", &elements(program.store()))?;
     let slope = form.slope_program()?.map(|p| lowered(&p, "s", &elements(p.store()))).transpose()?;
-    render_kernel(spec, context! { map, slope }, Names::of(&program).context(), false)
+    render_part(spec, context! { map, slope }, Names::of(&program).context(), false)
 }
 
 /// `distribution` is that of a gradient.
-pub(super) fn emit(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Kernel, Error> {
+pub(super) fn part(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Part, Error> {
     let rules = operator.statistics.rules();
     let references = operator.distributions();
     let (statistics, values) = statistics(&operator.statistics, references, &RustSimd);
@@ -30,7 +29,6 @@ pub(super) fn emit(spec: &KernelSpec, operator: &Operator, distribution: usize) 
             statistics_context(&operator.statistics, statistics, &values, references)?,
             Names { outputs: operator.slot_values(), ..Names::of(&operator.statistics) },
         ),
-        KernelKind::Merge => (context! { statistics, references }, Names::default()),
         KernelKind::Finish => {
             let wanted: Vec<_> = operator.finish.row_outputs().map(|(_, v)| (v, Shape::Row)).collect();
             let finish = lowered(&operator.finish, "f", &wanted)?;
@@ -52,15 +50,15 @@ pub(super) fn emit(spec: &KernelSpec, operator: &Operator, distribution: usize) 
         kernel => {
             return Err(SpecError::Unsupported {
                 what: format!("kernel {kernel} of operator {}", operator.name),
-                supported: "row_statistics, merge, finish and row_gradient".to_owned(),
+                supported: "row_statistics, finish and row_gradient".to_owned(),
             }
             .into());
         }
     };
     if spec.kernel != KernelKind::RowGradient {
-        names.keep(&rules);
+        names.keep(&rules, references);
     }
-    render_kernel(spec, context, names.context(), false)
+    render_part(spec, context, names.context(), false)
 }
 
 fn statistics_context(

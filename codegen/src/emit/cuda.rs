@@ -80,7 +80,7 @@ pub(super) fn render_kernel(
         ..product_context(spec.kernel)
     };
     let text = render("cuda/kernel.cu.in", &name, context! { ..programs, ..common })?;
-    Ok(Kernel { spec: spec.clone(), name, text })
+    Ok(Kernel { spec: spec.clone(), name, text, kernels: vec![spec.clone()] })
 }
 
 // Another product of pass S differs in its program alone.

@@ -7,7 +7,7 @@ mod cuda_abi;
 mod cuda_operator;
 mod statistic;
 
-pub use cpu::{emit_module, emit_prelude};
+pub use cpu::{Part, assemble, emit_module, emit_prelude};
 pub use cuda::{emit_module as emit_cuda_module, entry as cuda_entry};
 pub use cuda_operator::{logits_entry as cuda_logits_entry, operator_entry as cuda_operator_entry};
 
@@ -17,15 +17,51 @@ use crate::loss::Loss;
 use crate::operator::Operator;
 use crate::spec::KernelSpec;
 
-/// A generated kernel.
+/// A generated text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// What it was generated from.
+    /// What it was generated from; if it holds several kernels, the first of them.
     pub spec: KernelSpec,
-    /// Its name, also the stem of its file.
+    /// Its name, also the stem of its file: for a CUDA text that of its kernel.
     pub name: String,
     /// Its source text.
     pub text: String,
+    /// The kernels that it holds: a CUDA text one, a CPU text all that have the same functions.
+    pub kernels: Vec<KernelSpec>,
+}
+
+/// One kernel as a CPU text may share it with others. `loss` is the one that the specification names.
+///
+/// # Errors
+/// See [`Error`].
+pub fn part(spec: &KernelSpec, loss: &Loss) -> Result<Part, Error> {
+    check(spec, loss)?;
+    cpu::part(spec, loss)
+}
+
+/// One kernel of an operator as a CPU text may share it with others; a gradient by its first or second distribution.
+///
+/// # Errors
+/// See [`Error`].
+pub fn operator_part(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Part, Error> {
+    cpu_operator::part(spec, operator, distribution)
+}
+
+/// The kernel that applies the options of the logits as a CPU text may share it with others.
+///
+/// # Errors
+/// See [`Error`].
+pub fn logits_part(spec: &KernelSpec, form: LogitsForm) -> Result<Part, Error> {
+    cpu_operator::logits_part(spec, form)
+}
+
+fn check(spec: &KernelSpec, loss: &Loss) -> Result<(), Error> {
+    if loss.has(spec.kernel) {
+        return Ok(());
+    }
+    let what = format!("kernel {} for loss {}", spec.kernel, loss.name);
+    let supported = "those for which Loss::has holds".to_owned();
+    Err(SpecError::Unsupported { what, supported }.into())
 }
 
 /// Generates one kernel. `loss` is the one that the specification names.
@@ -33,12 +69,8 @@ pub struct Kernel {
 /// # Errors
 /// See [`Error`].
 pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
-    if !loss.has(spec.kernel) {
-        let what = format!("kernel {} for loss {}", spec.kernel, loss.name);
-        let supported = "those for which Loss::has holds".to_owned();
-        return Err(SpecError::Unsupported { what, supported }.into());
-    }
-    if spec.target.is_cuda() { cuda::emit(spec, loss) } else { cpu::emit(spec, loss) }
+    check(spec, loss)?;
+    if spec.target.is_cuda() { cuda::emit(spec, loss) } else { assemble(&[cpu::part(spec, loss)?]) }
 }
 
 /// Generates one kernel of an operator; a gradient by its first or second distribution.
@@ -46,8 +78,10 @@ pub fn emit(spec: &KernelSpec, loss: &Loss) -> Result<Kernel, Error> {
 /// # Errors
 /// See [`Error`].
 pub fn emit_operator(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Kernel, Error> {
-    let emit = if spec.target.is_cuda() { cuda_operator::emit } else { cpu_operator::emit };
-    emit(spec, operator, distribution)
+    if spec.target.is_cuda() {
+        return cuda_operator::emit(spec, operator, distribution);
+    }
+    assemble(&[operator_part(spec, operator, distribution)?])
 }
 
 /// Generates the kernel that applies the options of the logits.
@@ -55,5 +89,8 @@ pub fn emit_operator(spec: &KernelSpec, operator: &Operator, distribution: usize
 /// # Errors
 /// See [`Error`].
 pub fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel, Error> {
-    if spec.target.is_cuda() { cuda_operator::emit_logits(spec, form) } else { cpu_operator::emit_logits(spec, form) }
+    if spec.target.is_cuda() {
+        return cuda_operator::emit_logits(spec, form);
+    }
+    assemble(&[logits_part(spec, form)?])
 }

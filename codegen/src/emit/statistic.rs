@@ -41,6 +41,23 @@ struct Divergence {
     q_sum: usize,
 }
 
+/// The rules by which statistics merge, as texts of the registry's `Rule`. Positions are those in a state with `references`.
+pub(super) fn rules(rules: &[(String, Merge)], references: usize) -> Vec<String> {
+    let text = |rule: &Merge| match *rule {
+        Merge::Sum => "Rule::Sum".to_owned(),
+        Merge::Max => "Rule::Max".to_owned(),
+        Merge::ArgMax => "Rule::ArgMax".to_owned(),
+        Merge::ScaledSum { reference } => format!("Rule::ScaledSum {{ reference: {reference} }}"),
+        Merge::Moment { reference, sum, shifts } => format!(
+            "Rule::Moment {{ reference: {reference:?}, sum: {}, shifts: {:?} }}",
+            references + sum,
+            shifts.map(f32::from)
+        ),
+        Merge::Divergence { p, q } => format!("Rule::Divergence {{ p: {}, q: {} }}", references + p, references + q),
+    };
+    rules.iter().map(|(_, rule)| text(rule)).collect()
+}
+
 /// Statistics of a program with some references, in order, and the values that a lowered program has to give for them.
 pub(super) fn statistics(
     program: &Program,

@@ -87,6 +87,7 @@ pub fn lower(
         }
     }
     let mut fragment = Fragment::default();
+    let mut count = 0;
     let mut texts: Vec<String> = vec![String::new(); needed.len()];
     for (index, op) in program.ops().iter().enumerate().filter(|(index, _)| needed[*index]) {
         let value = ValueId(index as u32);
@@ -110,7 +111,9 @@ pub fn lower(
                 })?
             }
         };
-        let name = format!("{prefix}{index}");
+        // Numbered as they are needed, so that what a program computes besides does not show.
+        let name = format!("{prefix}{count}");
+        count += 1;
         let statement = lowering.define(&name, ty, &expression);
         match ty.shape {
             Shape::Uniform => fragment.uniform.push(statement),

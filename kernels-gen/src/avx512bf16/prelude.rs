@@ -125,9 +125,52 @@ pub mod scalar_ops {
     #[inline] pub fn lt_i32(a: i32, b: i32) -> bool { a < b }
 }
 
-#[inline] pub fn f32_to_f32(a: f32) -> f32 { a }
-#[inline] pub fn bf16_to_f32(a: u16) -> f32 { half::bf16::from_bits(a).to_f32() }
-#[inline] pub fn f16_to_f32(a: u16) -> f32 { half::f16::from_bits(a).to_f32() }
+/// Bytes of a stored number.
+pub const fn size_of_stored(stored: u8) -> usize { if stored == F32 { 4 } else { 2 } }
+
+/// A row keeps its reference until a logit exceeds it by this much. f16 holds E up to 65504 = e^11.
+pub const fn window(stored: u8) -> f32 { if stored == F16 { 6.9 } else { 13.8 } }
+
+/// Number `index` from `base` on.
+#[inline]
+pub unsafe fn read_as<const STORED: u8>(base: *const u8, index: usize) -> f32 {
+    // SAFETY: the caller answers for the number.
+    unsafe {
+        match STORED {
+            F32 => *base.cast::<f32>().add(index),
+            BF16 => half::bf16::from_bits(*base.cast::<u16>().add(index)).to_f32(),
+            _ => half::f16::from_bits(*base.cast::<u16>().add(index)).to_f32(),
+        }
+    }
+}
+
+/// A vector from number `index` from `base` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn load_as<const STORED: u8>(base: *const u8, index: usize) -> V {
+    // SAFETY: the caller answers for a vector of numbers.
+    unsafe {
+        match STORED {
+            F32 => load_f32(base.cast::<f32>().add(index)),
+            BF16 => load_bf16(base.cast::<u16>().add(index)),
+            _ => load_f16(base.cast::<u16>().add(index)),
+        }
+    }
+}
+
+/// Puts a vector at number `index` from `base` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub unsafe fn store_as<const STORED: u8>(base: *mut u8, index: usize, value: V) {
+    // SAFETY: the caller answers for a vector of numbers.
+    unsafe {
+        match STORED {
+            F32 => store_f32(base.cast::<f32>().add(index), value),
+            BF16 => store_bf16(base.cast::<u16>().add(index), value),
+            _ => store_f16(base.cast::<u16>().add(index), value),
+        }
+    }
+}
 
 /// The random numbers of a vector of tokens, given by their keys, and a global id; see `program::uniform` of the generator.
 #[inline]

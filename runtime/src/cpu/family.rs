@@ -43,7 +43,12 @@ pub(crate) struct Softmax {
     pub(crate) run: unsafe fn(&abi::LogitsSoftmax),
 }
 
-/// The target whose kernels a dtype uses: targets of bf16 use the f32 vectors of the same processor for the others.
+/// The target of kernels that multiply nothing in bf16: targets of bf16 use the f32 vectors of the same processor.
+pub(super) fn values(cpu: &Cpu) -> Target {
+    if Target::BF16.contains(&cpu.target()) { Target::Avx512 } else { cpu.target() }
+}
+
+/// The target whose kernels a dtype uses for products: targets of bf16 use the f32 vectors of the same processor for the others.
 pub(super) fn target(cpu: &Cpu, dtype: Dtype) -> Target {
     let only_bf16 = Target::BF16.contains(&cpu.target());
     if only_bf16 && dtype != Dtype::Bf16 { Target::Avx512 } else { cpu.target() }
@@ -74,7 +79,7 @@ struct Lookup<'a> {
     cpu: &'a Cpu,
     loss: &'a str,
     /// Of kernels that see values alone.
-    target: Target,
+    values: Target,
     /// Of kernels that see packed operands, or what products leave.
     products: Place,
     dtype: Dtype,
@@ -83,25 +88,30 @@ struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
+    /// The kernel that is specialised for the chunk, or else that of any chunk.
     fn optional(&self, kernel: &str) -> Option<&'static Kernel> {
+        self.of_chunk(kernel, self.chunk).or_else(|| self.of_chunk(kernel, 0))
+    }
+
+    fn of_chunk(&self, kernel: &str, chunk: usize) -> Option<&'static Kernel> {
         let (place, any_dtype) = self.place(kernel);
         self.cpu.registry().find(|k| {
             k.kernel == kernel
                 && is_at(k, place)
                 && (k.dtype == self.dtype.as_str() || any_dtype)
-                && (k.chunk == 0 || k.chunk == self.chunk)
+                && k.chunk == chunk
                 && (k.loss.is_empty() || k.loss == self.loss)
         })
     }
 
     /// Where a kernel is, and whether it sees f32 alone, whatever dtype it is named for.
     fn place(&self, kernel: &str) -> (Place, bool) {
-        let values = |target| Place { target, precision: None };
+        let at = |target| Place { target, precision: None };
         match kernel.parse::<KernelKind>() {
-            Ok(KernelKind::Merge) => (values(self.target), true),
-            Ok(KernelKind::UnpackAccumulator) => (values(self.products.target), true),
+            Ok(KernelKind::Merge | KernelKind::Finish) => (at(self.values), true),
+            Ok(KernelKind::UnpackAccumulator) => (at(self.products.target), true),
             Ok(kind) if kind.has_operands() => (self.products, false),
-            _ => (values(self.target), false),
+            _ => (at(self.values), false),
         }
     }
 
@@ -159,7 +169,7 @@ macro_rules! entry {
 impl Family {
     /// The kernels for a loss, a dtype and a chunk; `None` takes the default chunk.
     pub(crate) fn new(cpu: &Cpu, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
-        let (target, products) = (target(cpu, dtype), products(cpu, dtype)?);
+        let (values, products) = (values(cpu), products(cpu, dtype)?);
         let chunk = match chunk {
             None => default_chunks(products.target, dtype, products.precision)[0],
             Some(chunk) => check_chunk(chunk).map_err(|_| Error::Option {
@@ -167,7 +177,7 @@ impl Family {
                 message: format!("expected a power of two from 256 to 65536, got {chunk}"),
             })?,
         };
-        let mut lookup = Lookup { cpu, loss, target, products, dtype, chunk, names: vec![] };
+        let mut lookup = Lookup { cpu, loss, values, products, dtype, chunk, names: vec![] };
         let found = lookup.find("logits_softmax")?;
         let logits_softmax = lookup.softmax(found)?;
         let logits_operand = match lookup.optional("logits_operand") {
@@ -237,7 +247,7 @@ impl Family {
         let names = (self.logits_softmax.kernel.bindings, operand, self.finish_kernel.bindings);
         format!(
             "in format {ROW_FORMAT} of target {} in panels of {} by {}, programs {:016x}",
-            self.finish_kernel.target,
+            self.logits_softmax.kernel.target,
             self.geometry.panel,
             self.padded_hidden(hidden),
             fingerprint(&format!("{names:?}"))
@@ -256,6 +266,15 @@ impl Family {
     /// Row statistics besides the reference, each of a row that has seen no logit.
     pub(crate) fn identities(&self) -> &'static [f32] {
         self.logits_softmax.kernel.bindings.identities
+    }
+}
+
+/// How kernels spell a dtype.
+pub(crate) fn stored(dtype: Dtype) -> u8 {
+    match dtype {
+        Dtype::F32 => abi::F32,
+        Dtype::Bf16 => abi::BF16,
+        Dtype::F16 => abi::F16,
     }
 }
 

@@ -1,7 +1,7 @@
 //! What one shard knows about each token after pass S, and how two shards' knowledge merges.
 
 use super::Cpu;
-use super::family::{Family, ProgramInputs, bind};
+use super::family::{Family, ProgramInputs, bind, stored};
 use crate::Result;
 use crate::buffer::{Buffer, SharedPointer};
 use crate::passes::FinishJob;
@@ -160,6 +160,8 @@ impl ShardRows {
             // agree on the form of their rows; the other side is only read, and each call has its own tokens.
             unsafe {
                 (family.merge)(&abi::Merge {
+                    references: 1,
+                    rules: family.logits_softmax.kernel.bindings.rules,
                     first,
                     end: tokens.min(first + share),
                     state: state.get(),
@@ -242,6 +244,7 @@ impl Cpu {
                 a_stride: merged.a_stride,
                 operand: merged.operand.as_ref().map_or(ptr::null(), |p| p.values.as_ref().as_ptr()),
                 operand_stride: merged.operand.as_ref().filter(|p| !p.shared).map_or(0, |p| p.stride),
+                stored: stored(family.dtype),
                 target_rows: target_rows.get(),
                 rows: job.rows[range.clone()].as_ptr(),
                 dx: dx.map_or(ptr::null_mut(), SharedPointer::get),

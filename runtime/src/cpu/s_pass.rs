@@ -182,6 +182,7 @@ impl Walk<'_> {
                 hidden: pass.x.columns(),
                 first_column: columns.start,
                 columns: columns.len(),
+                chunk: family.chunk,
                 first_panel: panels.start,
                 panels: panels.len(),
                 x: self.x.as_ref().as_ptr(),

@@ -212,6 +212,7 @@ impl Cpu {
                     w: w.as_ref().as_ptr(),
                     allocated_rows: allocated,
                     reference: pass.reference.as_ptr(),
+                    chunk: family.chunk,
                     saved,
                     saved_row: task.first_column - task.chunk * family.chunk,
                     saved_reference,

@@ -1,7 +1,7 @@
 //! Rows of tables on a CPU.
 
 use super::Cpu;
-use super::family::target;
+use super::family::values;
 use crate::buffer::{Buffer, SharedPointer};
 use crate::embedding::{Additions, Tables};
 use crate::{Dtype, Error, Matrix, Result};
@@ -31,7 +31,7 @@ pub struct Gathered {
 }
 
 fn find(cpu: &Cpu, kernel: &'static str, dtype: Dtype) -> Result<&'static Kernel> {
-    let target = target(cpu, dtype);
+    let target = values(cpu);
     let wanted = |k: &Kernel| k.kernel == kernel && k.target == target.as_str() && k.dtype == dtype.as_str();
     cpu.registry().find(wanted).ok_or_else(|| Error::Kernel {
         kernel: kernel.to_owned(),
@@ -54,7 +54,7 @@ impl Tables for Cpu {
             }
             _ => Err(Error::Kernel {
                 kernel: names.join(", "),
-                target: target(self, dtype),
+                target: values(self),
                 dtype,
                 message: "registered with the entry of another kernel".to_owned(),
             }),

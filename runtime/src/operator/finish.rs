@@ -24,11 +24,11 @@ pub struct HostRows {
 impl HostRows {
     /// Those of a CPU target.
     pub(crate) fn new(registry: &Registry, target: Target, operator: &str) -> Result<HostRows> {
-        let find = |kernel: &str| {
-            let wanted = |k: &Kernel| k.kernel == kernel && k.target == target.as_str() && k.loss == operator;
+        let find = |kernel: &str, loss: &str| {
+            let wanted = |k: &Kernel| k.kernel == kernel && k.target == target.as_str() && k.loss == loss;
             registry.find(wanted).ok_or_else(|| missing(kernel, target, operator))
         };
-        let (merge_kernel, finish_kernel) = (find("merge")?, find("finish")?);
+        let (merge_kernel, finish_kernel) = (find("merge", "")?, find("finish", operator)?);
         let (Entry::Merge(merge), Entry::Finish(finish)) = (merge_kernel.entry, finish_kernel.entry) else {
             return Err(missing("merge", target, operator));
         };
@@ -37,8 +37,8 @@ impl HostRows {
 
     /// What ranks have to share so that each can merge and finish the rows of the others.
     pub(super) fn form(&self) -> String {
-        let (merge, finish) = (self.merge_kernel, self.finish_kernel);
-        let programs = fingerprint(&format!("{:?}", (merge.bindings, finish.bindings)));
+        let finish = self.finish_kernel;
+        let programs = fingerprint(&format!("{:?}", finish.bindings));
         format!(
             "in format {ROW_FORMAT} of target {} in panels of {}, programs {programs:016x}",
             finish.target, self.panel
@@ -57,6 +57,8 @@ impl HostRows {
         // other side is only read.
         unsafe {
             (self.merge)(&abi::Merge {
+                references: rows.rows.len() - self.finish_kernel.bindings.rules.len(),
+                rules: self.finish_kernel.bindings.rules,
                 first: 0,
                 end: rows.tokens,
                 state: state.as_ptr(),
@@ -133,6 +135,7 @@ impl HostRows {
                 a_stride: 0,
                 operand: ptr::null(),
                 operand_stride: 0,
+                stored: abi::F32,
                 target_rows: ptr::null(),
                 rows: ptr::null(),
                 dx: ptr::null_mut(),
