@@ -125,6 +125,11 @@ pub mod scalar_ops {
     #[inline] pub fn lt_i32(a: i32, b: i32) -> bool { a < b }
 }
 
+use vocabfuse_kernels::abi::{BF16, F16, F32};
+
+#[inline] pub fn bf16_to_f32(a: u16) -> f32 { half::bf16::from_bits(a).to_f32() }
+#[inline] pub fn f16_to_f32(a: u16) -> f32 { half::f16::from_bits(a).to_f32() }
+
 /// Bytes of a stored number.
 pub const fn size_of_stored(stored: u8) -> usize { if stored == F32 { 4 } else { 2 } }
 
@@ -138,8 +143,8 @@ pub unsafe fn read_as<const STORED: u8>(base: *const u8, index: usize) -> f32 {
     unsafe {
         match STORED {
             F32 => *base.cast::<f32>().add(index),
-            BF16 => half::bf16::from_bits(*base.cast::<u16>().add(index)).to_f32(),
-            _ => half::f16::from_bits(*base.cast::<u16>().add(index)).to_f32(),
+            BF16 => bf16_to_f32(*base.cast::<u16>().add(index)),
+            _ => f16_to_f32(*base.cast::<u16>().add(index)),
         }
     }
 }
