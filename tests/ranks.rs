@@ -137,7 +137,8 @@ fn altered(kernel: &str, loss: &str, change: impl Fn(Bindings) -> Bindings) -> R
     let other = |k: &Kernel| Kernel { bindings: Box::leak(Box::new(change(*k.bindings))), ..*k };
     let kernels: Vec<Kernel> = of_loss.map(other).collect();
     assert!(!kernels.is_empty());
-    registry.extend(kernels.leak());
+    let text: &[Kernel] = kernels.leak();
+    registry.extend(vec![text].leak());
     registry
 }
 
