@@ -1,12 +1,13 @@
 //! One cross-entropy problem, run through the layer on every rank and through the f64 reference.
-#![allow(dead_code, unused_imports)] // Each test crate uses a part of it.
 
 pub mod embedding;
 pub mod filter;
+mod nvrtc;
 pub mod precision;
 pub mod targets;
 
-pub use targets::{amx, amx_bf16x3, bf16x3, cases, devices, skipped};
+pub use nvrtc::nvrtc;
+pub use targets::{amx, amx_bf16x3, bf16x3, cases, devices, interpreter};
 
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};

@@ -11,7 +11,14 @@ use device::Device;
 use host::{Layout, Shard, Stages};
 use problem::{Problem, error};
 use std::ops::Range;
+use vocabfuse_codegen::compile::nvrtc::Nvrtc;
 use vocabfuse_codegen::{Dtype, Precision, cross_entropy};
+use vocabfuse_testing::{Need, skipped};
+
+/// The compiler; says that the test is skipped where there is none.
+fn nvrtc() -> Option<Nvrtc> {
+    Nvrtc::load().inspect_err(|missing| skipped(Need::Nvrtc, &missing.to_string())).ok()
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Algorithm {
@@ -106,6 +113,9 @@ const HALVES: [(Dtype, [f64; 5]); 2] = [(Dtype::Bf16, BF16), (Dtype::F16, F16)];
 
 #[test]
 fn one_shard_saved_and_recomputed() {
+    if nvrtc().is_none() {
+        return;
+    }
     for (dtype, bounds) in HALVES {
         for seed in 1..3 {
             let problem = Problem::new(70, 136, 1000, dtype, seed);
@@ -119,6 +129,9 @@ fn one_shard_saved_and_recomputed() {
 
 #[test]
 fn uneven_shards_of_all_algorithms() {
+    if nvrtc().is_none() {
+        return;
+    }
     for (dtype, bounds) in HALVES {
         let problem = Problem::new(70, 136, 1000, dtype, 5);
         for algorithm in [Algorithm::One, Algorithm::Two] {
@@ -131,6 +144,9 @@ fn uneven_shards_of_all_algorithms() {
 
 #[test]
 fn more_than_one_tile_each_way() {
+    if nvrtc().is_none() {
+        return;
+    }
     let problem = Problem::new(150, 296, 600, Dtype::Bf16, 6);
     let ragged = Case { layout: Layout { extra: 8 }, ..case(Dtype::Bf16, Algorithm::Two, true, &[0, 600]) };
     check(&ragged, &problem, BF16);
@@ -138,6 +154,9 @@ fn more_than_one_tile_each_way() {
 
 #[test]
 fn f32_as_tf32_and_as_three_products() {
+    if nvrtc().is_none() {
+        return;
+    }
     let problem = Problem::new(70, 136, 1000, Dtype::F32, 8);
     for (precision, bounds) in [(Precision::Tf32, TF32), (Precision::Tf32x3, TF32X3)] {
         for saved in [true, false] {
@@ -150,6 +169,9 @@ fn f32_as_tf32_and_as_three_products() {
 // Logits that outgrow the reference within a chunk, between chunks and between shards, in both directions.
 #[test]
 fn references_that_move() {
+    if nvrtc().is_none() {
+        return;
+    }
     for (dtype, bounds) in HALVES {
         let mut problem = Problem::new(20, 40, 1400, dtype, 9);
         let steps = [0.0, 35.0, 10.0, 70.0, -40.0, 300.0];
@@ -169,6 +191,9 @@ fn references_that_move() {
 
 #[test]
 fn a_large_common_offset_loses_nothing() {
+    if nvrtc().is_none() {
+        return;
+    }
     let mut problem = Problem::new(12, 40, 520, Dtype::Bf16, 10);
     problem.bias = Some(vec![4096.0; 520]);
     let mut without = problem.clone();
@@ -181,6 +206,9 @@ fn a_large_common_offset_loses_nothing() {
 
 #[test]
 fn odd_rows_stay_by_themselves() {
+    if nvrtc().is_none() {
+        return;
+    }
     for saved in [true, false] {
         // All logits -inf: no distribution, no gradient.
         let mut problem = Problem::new(10, 40, 600, Dtype::Bf16, 11);
@@ -214,6 +242,9 @@ fn odd_rows_stay_by_themselves() {
 
 #[test]
 fn tiles_under_the_threshold_are_left_out() {
+    if nvrtc().is_none() {
+        return;
+    }
     let mut problem = Problem::new(140, 40, 1024, Dtype::Bf16, 14);
     // The second tile of columns has next to no mass, and no targets.
     problem.targets.iter_mut().for_each(|t| *t = if (256..512).contains(t) { *t - 256 } else { *t });
@@ -236,6 +267,9 @@ fn tiles_under_the_threshold_are_left_out() {
 
 #[test]
 fn copies_are_coalesced_and_the_epilogues_free_of_conflicts() {
+    if nvrtc().is_none() {
+        return;
+    }
     let problem = Problem::new(128, 128, 512, Dtype::Bf16, 15);
     let mut device = Device::new(Dtype::Bf16, None, 512, cross_entropy().unwrap(), 1);
     let d = &mut device;
