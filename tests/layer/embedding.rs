@@ -1,13 +1,13 @@
 //! The input layer against the f64 reference, on every CPU target and on the PTX interpreter.
 
 use crate::common::embedding::{Case, Tensors, check, cpus, everywhere, run};
-use crate::common::{interpreter, same};
+use crate::common::{interpreter, same, worst_row};
 use half::bf16;
 use proptest::prelude::*;
 use vocabfuse::problem::embedding::Embedding;
 use vocabfuse::problem::{self, Problem};
 use vocabfuse::ranks::{each, split_rows};
-use vocabfuse::reference::{self, largest_error};
+use vocabfuse::reference;
 use vocabfuse_runtime::{
     Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Error, Gradients, InputLayer, Local, Matrix, OutputLayer,
     Policy, Shard, ShardLayout, Target, Upstream,
@@ -191,7 +191,7 @@ fn threads_ranks_and_schedules_change_no_bit() {
     }
 }
 
-/// A table that is also the weight of the output layer: one W, one dW, and both gradients in it. The error of dW.
+/// A table that is also the weight of the output layer: one W, one dW, and both gradients in it. The error of the worst row of dW.
 fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
     let case = Case { dtype, ..Case::new(24, 16, &[0, 17, 17, 40]) };
     let tensors = case.tensors();
@@ -229,7 +229,7 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
     let loss = reference::cross_entropy(&loss).unwrap();
     let gradient = reference::embedding(&Embedding { upstream: Some(&loss.dx), ..lookup }).unwrap().dw.unwrap();
     let sum: Vec<f64> = loss.dw.iter().zip(&gradient).map(|(a, b)| a + b).collect();
-    largest_error(&dw, &sum)
+    worst_row(&dw, &sum, h, 0.0)
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn a_tied_table_gets_both_gradients() {
             for cpu in cpus(2, dtype) {
                 if dtype == Dtype::F32 || cpu.target() != Target::Amx {
                     let error = tied(&cpu, dtype, embedding_first);
-                    assert!(error < if dtype == Dtype::F32 { 1e-6 } else { 1e-2 }, "{error:e} on {}", cpu.name());
+                    assert!(error < if dtype == Dtype::F32 { 2e-6 } else { 1e-2 }, "{error:e} on {}", cpu.name());
                 }
             }
         }

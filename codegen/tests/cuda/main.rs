@@ -43,7 +43,7 @@ fn case(dtype: Dtype, algorithm: Algorithm, saved: bool, bounds: &[usize]) -> Ca
     Case { dtype, precision: None, algorithm, saved, layout: Layout::PLAIN, shards, seed: 1 }
 }
 
-/// Largest relative errors of loss, lse, dX, dW and dbias.
+/// Relative errors of the worst row of loss, lse, dX, dW and dbias.
 fn run(case: &Case, problem: &Problem) -> [f64; 5] {
     let loss = cross_entropy().unwrap();
     let mut device = Device::new(case.dtype, case.precision, 512, loss, case.seed);
@@ -83,12 +83,17 @@ fn run(case: &Case, problem: &Problem) -> [f64; 5] {
             assert_eq!(t.copy_conflicts, 0, "{name}");
         }
     }
+    let h = problem.hidden;
+    let [dx_terms, dw_terms, dbias_terms] = &expected.terms;
+    let of_size = |values: &[f64]| values.iter().map(|v| v.abs().max(1.0)).collect::<Vec<_>>();
+    let [loss, lse] = [0, 1].map(|output| device.read_floats(results.output(output), problem.tokens));
+    let dx = device.read_floats(results.dx, problem.tokens * h);
     [
-        error(&device.read_floats(results.output(0), problem.tokens), &expected.loss),
-        error(&device.read_floats(results.output(1), problem.tokens), &expected.lse),
-        error(&device.read_floats(results.dx, problem.tokens * problem.hidden), &expected.dx),
-        error(&dw, &expected.dw),
-        error(&dbias, &expected.dbias),
+        error(&loss, &expected.loss, &of_size(&expected.loss), 1),
+        error(&lse, &expected.lse, &of_size(&expected.lse), 1),
+        error(&dx, &expected.dx, dx_terms, h),
+        error(&dw, &expected.dw, dw_terms, h),
+        error(&dbias, &expected.dbias, dbias_terms, 1),
     ]
 }
 
@@ -103,11 +108,12 @@ fn check(case: &Case, problem: &Problem, bounds: [f64; 5]) {
     }
 }
 
-// bf16 rounds E and Q to 2^-9, f16 to 2^-12, tf32 every factor to 2^-12, tf32x3 next to nothing.
+// bf16 rounds E and Q to 2^-9, f16 to 2^-12, tf32 every factor to 2^-12, tf32x3 next to nothing. Rows of dW and dbias have the errors
+// of single probabilities, which are those of logits.
 const BF16: [f64; 5] = [1e-6, 1e-6, 4e-3, 6e-3, 3e-3];
 const F16: [f64; 5] = [1e-6, 1e-6, 6e-4, 1e-3, 5e-4];
 const TF32: [f64; 5] = [2e-3, 2e-3, 2e-3, 2e-3, 2e-3];
-const TF32X3: [f64; 5] = [1e-5, 1e-5, 1e-5, 1e-5, 1e-5];
+const TF32X3: [f64; 5] = [1e-5, 1e-5, 1e-5, 3e-4, 2e-4];
 
 const HALVES: [(Dtype, [f64; 5]); 2] = [(Dtype::Bf16, BF16), (Dtype::F16, F16)];
 
@@ -261,8 +267,10 @@ fn tiles_under_the_threshold_are_left_out() {
     let (dw, _) = shard.t_pass(d, &results, 0.0, Some((flags, stride)));
     let expected = problem.expected();
     assert!(dw[256 * 40..512 * 40].iter().all(|v| *v == 0.0));
-    let e = error(&dw, &expected.dw);
-    assert!(e < 6e-3, "{e}");
+    for kept in [0..256 * 40, 512 * 40..1024 * 40] {
+        let e = error(&dw[kept.clone()], &expected.dw[kept.clone()], &expected.terms[1][kept], problem.hidden);
+        assert!(e < 6e-3, "{e}");
+    }
 }
 
 #[test]

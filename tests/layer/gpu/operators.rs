@@ -1,7 +1,7 @@
 //! Operators on the PTX interpreter: the CUDA kernels and the host code that a GPU runs. Every launch is checked for races
 //! and for reads of memory that nothing wrote. The kernels are compiled by NVRTC, which `cargo xtask test` installs.
 
-use crate::common::interpreter;
+use crate::common::{interpreter, worst_row};
 use crate::operators::contract::{masked_by_weights, same_but_for_x};
 use crate::operators::harness::{Case, Data, Run, Which, check, composition, draws, run};
 use vocabfuse_runtime::{
@@ -49,7 +49,7 @@ fn ranks_of_unlike_devices_agree_or_get_one_error() {
         assert_eq!(found[0], found[1]);
         match &found[0] {
             Ok(values) => {
-                assert!(target == Target::Scalar && vocabfuse::reference::largest_error(values, &alone) < 1e-6);
+                assert!(target == Target::Scalar && worst_row(values, &alone, 1, 0.0) < 1e-6);
             }
             Err(error) => assert!(target != Target::Scalar && error.contains("ranks disagree"), "{error}"),
         }
@@ -185,6 +185,6 @@ fn the_gradient_of_the_bias_is_as_exact_for_many_tokens_as_for_few() {
     data.rows.fill(0.3);
     let truth = composition::<f64>(&case, &data).gradients.swap_remove(0).bias;
     let got = run(&gpu, &case, &data).unwrap().answer.gradients.swap_remove(0).bias;
-    let error = vocabfuse::reference::largest_error(&got, &truth);
+    let error = worst_row(&got, &truth, 1, 0.0);
     assert!(error < 1e-6, "{error:e}");
 }
