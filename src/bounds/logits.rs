@@ -175,9 +175,10 @@ impl Softmax {
             |(y, rounding): (&f64, &f64)| if y.is_finite() { rounding + EPSILON * ((max - y) + 4.0) } else { 0.0 };
         let of_power: Vec<f64> = y.iter().zip(rounding).map(of_power).collect();
         // The logarithm of the sum of p e^error, which is the largest where all errors have one sign.
-        let largest = of_power.iter().copied().fold(0.0, f64::max);
-        let beyond: f64 = log_p.iter().zip(&of_power).map(|(log_p, of)| log_p.exp() * (of - largest).exp_m1()).sum();
-        let of_log_total = 4.0 * EPSILON + (largest + beyond.max(-1.0).ln_1p()).max(0.0);
+        let terms = || log_p.iter().zip(&of_power).map(|(log_p, of)| log_p + of);
+        let largest = terms().fold(f64::NEG_INFINITY, f64::max);
+        let log_sum = largest + terms().map(|term| (term - largest).exp()).sum::<f64>().ln();
+        let of_log_total = 4.0 * EPSILON + log_sum.max(0.0);
         Softmax { max, log_total: total.ln(), p, log_p, of_log_total, of_power }
     }
 
@@ -205,10 +206,10 @@ impl Softmax {
         (self.log_p[class] + self.of_quotient(class)).exp().min(1.0)
     }
 
-    /// What p is off by.
+    /// What p is off by. Below the smallest normal number it may count as zero.
     pub fn error(&self, class: usize) -> f64 {
-        let relative = self.relative(class);
-        if relative < 1.0 { self.p[class] * relative } else { self.most(class) }
+        let (relative, most) = (self.relative(class), self.most(class));
+        if relative < 1.0 { (self.p[class] * relative).max(most.min(TINY)) } else { most }
     }
 }
 
