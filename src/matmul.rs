@@ -1,6 +1,30 @@
-//! Safe matrix products over the `gemm` crate, whose functions take pointers.
+//! Safe matrix products over the parts of the `gemm` crate, whose functions take pointers.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
+
+/// `C = read_C * alpha * C + beta * A B`: the sizes m, n and k; C, A and B, each with its strides from a column and from a row to
+/// the next, C with `read_C` behind it; alpha and beta; three flags of complex numbers. C is column-major.
+type Product<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    Parallelism,
+);
 
 /// What matrices hold.
 pub trait Scalar: Copy + 'static {
@@ -8,16 +32,28 @@ pub trait Scalar: Copy + 'static {
     const ZERO: Self;
     /// 1
     const ONE: Self;
+
+    /// The product for this processor.
+    #[doc(hidden)]
+    fn kernel() -> Product<Self>;
 }
 
 impl Scalar for f32 {
     const ZERO: f32 = 0.0;
     const ONE: f32 = 1.0;
+
+    fn kernel() -> Product<f32> {
+        gemm_f32::gemm::f32::get_gemm_fn()
+    }
 }
 
 impl Scalar for f64 {
     const ZERO: f64 = 0.0;
     const ONE: f64 = 1.0;
+
+    fn kernel() -> Product<f64> {
+        gemm_f64::gemm::f64::get_gemm_fn()
+    }
 }
 
 /// A borrowed matrix of any strides.
@@ -69,23 +105,24 @@ pub fn product<T: Scalar>(out: &mut [T], a: View<'_, T>, b: View<'_, T>, factor:
         }
         return;
     }
+    // The product is one of column-major matrices, which transposes of row-major ones are: outᵀ = bᵀ aᵀ.
     // SAFETY: the views were checked to hold rows x columns values at their strides when they were made, `out` holds
     // m x n values and is borrowed for writing, so it overlaps neither operand.
     unsafe {
-        gemm::gemm(
-            m,
+        T::kernel()(
             n,
+            m,
             k,
             out.as_mut_ptr(),
-            1,
             n as isize,
+            1,
             accumulate,
-            a.data.as_ptr(),
-            a.column_stride as isize,
-            a.row_stride as isize,
             b.data.as_ptr(),
-            b.column_stride as isize,
             b.row_stride as isize,
+            b.column_stride as isize,
+            a.data.as_ptr(),
+            a.row_stride as isize,
+            a.column_stride as isize,
             T::ONE,
             factor,
             false,

@@ -1,7 +1,11 @@
-//! Elementary functions of the preludes against f64: exp over every f32, the others over a dense sample.
+//! Elementary functions of the preludes against f64, over a dense sample of f32; with `VOCABFUSE_TEST_ALL`, which
+//! `cargo xtask test --all` sets, exp over every one of them.
+//!
+//! A program of its own: it needs the preludes and nothing of the crate, and is built and run without it.
 #![cfg(target_arch = "x86_64")]
 
 use rayon::prelude::*;
+use vocabfuse_testing::{Need, has};
 
 #[derive(Clone, Copy, Debug)]
 enum Function {
@@ -93,11 +97,13 @@ type Round = unsafe fn(&[f32], &mut [u16], &mut [u16]);
 /// Those that run here, the fastest last.
 fn targets() -> Vec<(&'static str, Apply, Round)> {
     let mut targets: Vec<(&str, Apply, Round)> = vec![("scalar", scalar::apply, scalar::round)];
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+    let pairs = is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    if has(is_x86_feature_detected!("avx2") && pairs, Need::Avx2, "no AVX2 with FMA and F16C here") {
         targets.push(("avx2", avx2::apply, avx2::round));
     }
     let needed = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
-    if needed && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
+    let needed = needed && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
+    if has(needed, Need::Avx512, "no AVX-512 here") {
         targets.push(("avx512", avx512::apply, avx512::round));
     }
     targets
@@ -149,9 +155,10 @@ fn check(name: &str, function: Function, apply: Apply, step: u64) {
 #[test]
 fn exp_of_every_number() {
     // One target over all of them; the others differ from it in their primitives alone, and are sampled.
-    let targets = targets();
+    let all = std::env::var_os("VOCABFUSE_TEST_ALL").is_some_and(|value| !value.is_empty());
+    let (step, targets) = (if all { 1 } else { 61 }, targets());
     for (i, (name, apply, _)) in targets.iter().enumerate() {
-        check(name, Function::Exp, *apply, if i + 1 == targets.len() { 1 } else { 251 });
+        check(name, Function::Exp, *apply, if i + 1 == targets.len() { step } else { 251 });
     }
 }
 

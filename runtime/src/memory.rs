@@ -5,10 +5,16 @@
 
 use crate::buffer::{Buffer, Unit};
 use bytemuck::Pod;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Regions up to this many units are left to the allocator, which has such at hand.
 const SMALL: usize = (64 << 10) / size_of::<Unit>();
+
+/// Whether buffers come filled with what is no number, so that tests see whoever reads first: in debug builds, and where
+/// `VOCABFUSE_TEST_POISON` is set.
+static POISONED: LazyLock<bool> = LazyLock::new(|| {
+    cfg!(debug_assertions) || std::env::var_os("VOCABFUSE_TEST_POISON").is_some_and(|value| !value.is_empty())
+});
 
 /// Regions in use and regions kept. Clones share them.
 ///
@@ -31,8 +37,7 @@ impl Memory {
     /// A buffer that holds any numbers: whoever takes it writes before reading.
     pub(crate) fn buffer<T: Pod>(&self, len: usize) -> Buffer<T> {
         let (mut buffer, _) = self.take(len);
-        if cfg!(debug_assertions) {
-            // No number, so that tests see whoever reads first.
+        if *POISONED {
             bytemuck::cast_slice_mut::<T, u8>(buffer.as_mut()).fill(0xff);
         }
         buffer

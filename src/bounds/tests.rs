@@ -51,7 +51,7 @@ fn terms_that_are_rounded_alike_may_have_errors_of_one_sign() {
     // The terms of equal tokens have one sign, and so may have their errors: a few units of the sum.
     let equal = of_row(&[0.5; TOKENS * H]);
     assert!(equal > 1.5 * 2.0f64.powi(-8) && equal < 6.0 * 2.0f64.powi(-8), "{equal:e}");
-    let signs: Vec<f64> = (0..TOKENS * H).map(|i| if i / H % 2 == 0 { 0.5 } else { -0.5 }).collect();
+    let signs: Vec<f64> = (0..TOKENS * H).map(|i| if (i / H).is_multiple_of(2) { 0.5 } else { -0.5 }).collect();
     let different: Vec<f64> = signs.iter().zip(values(TOKENS * H, 9)).map(|(x, v)| x + v * 1e-3).collect();
     assert!(of_row(&signs) > 4.0 * of_row(&different), "{:e} {:e}", of_row(&signs), of_row(&different));
 }

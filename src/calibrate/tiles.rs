@@ -142,7 +142,7 @@ mod amx {
         #[test]
         fn every_step_is_four_products_of_32_pairs() {
             let Ok(backend) = install() else {
-                eprintln!("no AMX here and nothing to emulate it on: its loops are not run");
+                vocabfuse_testing::skipped(vocabfuse_testing::Need::Amx, "no AMX here and nothing to emulate it on");
                 return;
             };
             for (operands, loads) in [(Operands::InL1, 4 + 4 * 20), (Operands::InTiles, 4)] {

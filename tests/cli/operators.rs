@@ -1,6 +1,6 @@
 //! `vocabfuse run` with operators on the distribution over the vocabulary.
 
-use super::{Folder, HIDDEN, TOKENS, Tensor, VOCAB, bytes, f32s, i64s, refuses, waves};
+use super::{Folder, HIDDEN, TOKENS, Tensor, VOCAB, bytes, f32s, i64s, nvrtc, refuses, waves};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -84,6 +84,9 @@ fn given_logits_need_no_second_collective() {
 
 #[test]
 fn every_operator_runs_on_the_interpreter() {
+    if !nvrtc() {
+        return;
+    }
     let (alone, taught) = (with(student(), vec![]), with(student(), teacher()));
     let selecting = with(student(), vec![ids()]);
     for operator in ["logprobs", "entropy", "logprobs-entropy", "kl", "kl --reverse", "top-k --k 5", "sample --seed 3"]
@@ -115,6 +118,9 @@ fn tensors_that_an_operator_does_not_read_are_refused() {
 
 #[test]
 fn log_probabilities_have_the_shape_of_the_ids() {
+    if !nvrtc() {
+        return;
+    }
     let n = TOKENS;
     let values = [0, 39, 5, -100, 7, 1];
     for place in [&[][..], &["--device", "ptx:sm_80", "--dtype", "bf16"]] {

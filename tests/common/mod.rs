@@ -1,12 +1,13 @@
 //! One cross-entropy problem, run through the layer on every rank and through the f64 reference.
-#![allow(dead_code, unused_imports)] // Each test crate uses a part of it.
 
 pub mod embedding;
 pub mod filter;
+mod nvrtc;
 pub mod precision;
 pub mod targets;
 
-pub use targets::{amx, amx_bf16x3, bf16x3, cases, devices, skipped};
+pub use nvrtc::nvrtc;
+pub use targets::{amx, amx_bf16x3, bf16x3, cases, devices, interpreter};
 
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
@@ -338,6 +339,20 @@ pub fn check_argmax(case: &Case, tensors: &Tensors, run: &Run) -> Result<(), Str
         bounds::picks(&largest, case.vocab, &run.out.argmax, arithmetic, takes_part)
     });
     if picks.worst.passes() { Ok(()) } else { Err(format!("argmax: {:?} in {case:?}", picks.worst)) }
+}
+
+/// The error of the worst row as a part of that row's largest value, or of `floor` where that is larger: a row of small values
+/// may be wholly wrong without a trace in the error of the whole tensor.
+pub fn worst_row<A: Copy + Into<f64>, B: Copy + Into<f64>>(got: &[A], want: &[B], width: usize, floor: f64) -> f64 {
+    if got.len() != want.len() || !want.len().is_multiple_of(width) {
+        return f64::INFINITY;
+    }
+    let of_row = |(got, want): (&[A], &[B])| {
+        let difference = reference::largest_difference(got, want);
+        let finite = want.iter().map(|want| (*want).into().abs()).filter(|want| want.is_finite());
+        if difference == 0.0 { 0.0 } else { difference / finite.fold(floor, f64::max) }
+    };
+    got.chunks(width).zip(want.chunks(width)).map(of_row).fold(0.0, f64::max)
 }
 
 /// Checks that the error of each row is at most twice that of the plain composition, and its bound.

@@ -2,13 +2,11 @@
 //! besides, AMX on the emulator where there is no AMX.
 //!
 //! `cargo xtask test` runs the tests once without the variable and then once for each other target of the machine.
-#![allow(dead_code)] // Each test crate uses a part of it.
 
-#[path = "skipped.rs"]
-mod skip;
-
-pub use skip::skipped;
-use vocabfuse_runtime::{Cpu, Precision, Target};
+use super::nvrtc;
+use std::path::Path;
+use vocabfuse_runtime::{Cpu, Gpu, Precision, Ptx, Target};
+use vocabfuse_testing::{Need, skipped};
 
 /// Set where the tests of a target are to take about a minute.
 const SMOKE: &str = "VOCABFUSE_TEST_SMOKE";
@@ -37,17 +35,31 @@ pub fn amx(threads: usize) -> Option<Cpu> {
         // SAFETY: the emulator executes the tile instructions, the processor all others.
         return unsafe { Cpu::with_target_unchecked(Target::Amx, Some(threads)) }.ok();
     }
-    skipped("amx", "no AMX here, and no AVX-512 BF16 to emulate it on");
+    skipped(Need::Amx, "no AMX here, and no AVX-512 BF16 to emulate it on");
     None
 }
 
 /// Devices under test that multiply f32 in bf16x3.
 pub fn bf16x3(threads: usize) -> Vec<Cpu> {
-    let pairs = devices(threads).into_iter().filter(|cpu| Target::BF16.contains(&cpu.target()));
-    pairs.map(|cpu| cpu.with_precision(Some(Precision::Bf16x3))).collect()
+    let pairs: Vec<Cpu> = devices(threads).into_iter().filter(|cpu| Target::BF16.contains(&cpu.target())).collect();
+    if pairs.is_empty() && !set("VOCABFUSE_ISA") {
+        skipped(Need::Avx512Bf16, "no target here multiplies pairs of bf16");
+    }
+    pairs.into_iter().map(|cpu| cpu.with_precision(Some(Precision::Bf16x3))).collect()
 }
 
 /// As [`amx`], in bf16x3.
 pub fn amx_bf16x3(threads: usize) -> Option<Cpu> {
     amx(threads).map(|cpu| cpu.with_precision(Some(Precision::Bf16x3)))
+}
+
+/// The PTX interpreter in the place of a GPU, and the device over it, if kernels can be compiled for it.
+pub fn interpreter() -> Option<(Ptx, Gpu)> {
+    if !nvrtc() {
+        return None;
+    }
+    let ptx = Ptx::new("sm_80").unwrap();
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/kernels");
+    let gpu = Gpu::ptx(&ptx).unwrap().with_cache(Path::new(cache));
+    Some((ptx, gpu))
 }

@@ -26,14 +26,11 @@ pub fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> R
     Ok(())
 }
 
-/// Format, lints, documentation, and the tests, among which is the one for drift of generated kernels.
+/// Format, lints, documentation, and the tests, among which is the one for drift of generated kernels. In the profile of the tests,
+/// which so find what all have in common.
 pub fn ci(options: &test::Options) -> Result<()> {
     run("cargo", &["fmt", "--all", "--check"], &[])?;
-    run(
-        "cargo",
-        &["clippy", "--workspace", "--all-targets", "--features", "vocabfuse-codegen/nvrtc", "--", "-D", "warnings"],
-        &[],
-    )?;
-    run("cargo", &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    run("cargo", &["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    run("cargo", &["doc", "--release", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     test(options)
 }

@@ -1,11 +1,13 @@
-//! Chores of the workspace: `cargo xtask generate|test|ci|compare`.
+//! Chores of the workspace: `cargo xtask generate|test|ci|compare|time`.
 
 mod check;
 mod compare;
 mod generate;
 mod test;
+mod time;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Chores of the vocabfuse workspace")]
@@ -25,13 +27,20 @@ enum Chore {
     Ci(test::Options),
     /// Times vocabfuse against other implementations on the same data, with memory and errors.
     Compare(compare::Options),
+    /// Builds the command line and the tests in a fresh folder, and says where the time goes.
+    Time(time::Options),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
+    if let Some(code) = time::wrapper() {
+        return Ok(code);
+    }
     match Cli::parse().chore {
         Chore::Generate => generate::write(),
         Chore::Test(options) => test::test(&options),
         Chore::Ci(options) => check::ci(&options),
         Chore::Compare(options) => compare::compare(&options),
-    }
+        Chore::Time(options) => time::time(&options),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

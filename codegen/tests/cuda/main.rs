@@ -11,7 +11,14 @@ use device::Device;
 use host::{Layout, Shard, Stages};
 use problem::{Problem, error};
 use std::ops::Range;
+use vocabfuse_codegen::compile::nvrtc::Nvrtc;
 use vocabfuse_codegen::{Dtype, Precision, cross_entropy};
+use vocabfuse_testing::{Need, skipped};
+
+/// The compiler; says that the test is skipped where there is none.
+fn nvrtc() -> Option<Nvrtc> {
+    Nvrtc::load().inspect_err(|missing| skipped(Need::Nvrtc, &missing.to_string())).ok()
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Algorithm {
@@ -36,7 +43,7 @@ fn case(dtype: Dtype, algorithm: Algorithm, saved: bool, bounds: &[usize]) -> Ca
     Case { dtype, precision: None, algorithm, saved, layout: Layout::PLAIN, shards, seed: 1 }
 }
 
-/// Largest relative errors of loss, lse, dX, dW and dbias.
+/// Relative errors of the worst row of loss, lse, dX, dW and dbias.
 fn run(case: &Case, problem: &Problem) -> [f64; 5] {
     let loss = cross_entropy().unwrap();
     let mut device = Device::new(case.dtype, case.precision, 512, loss, case.seed);
@@ -76,12 +83,17 @@ fn run(case: &Case, problem: &Problem) -> [f64; 5] {
             assert_eq!(t.copy_conflicts, 0, "{name}");
         }
     }
+    let h = problem.hidden;
+    let [dx_terms, dw_terms, dbias_terms] = &expected.terms;
+    let of_size = |values: &[f64]| values.iter().map(|v| v.abs().max(1.0)).collect::<Vec<_>>();
+    let [loss, lse] = [0, 1].map(|output| device.read_floats(results.output(output), problem.tokens));
+    let dx = device.read_floats(results.dx, problem.tokens * h);
     [
-        error(&device.read_floats(results.output(0), problem.tokens), &expected.loss),
-        error(&device.read_floats(results.output(1), problem.tokens), &expected.lse),
-        error(&device.read_floats(results.dx, problem.tokens * problem.hidden), &expected.dx),
-        error(&dw, &expected.dw),
-        error(&dbias, &expected.dbias),
+        error(&loss, &expected.loss, &of_size(&expected.loss), 1),
+        error(&lse, &expected.lse, &of_size(&expected.lse), 1),
+        error(&dx, &expected.dx, dx_terms, h),
+        error(&dw, &expected.dw, dw_terms, h),
+        error(&dbias, &expected.dbias, dbias_terms, 1),
     ]
 }
 
@@ -96,16 +108,20 @@ fn check(case: &Case, problem: &Problem, bounds: [f64; 5]) {
     }
 }
 
-// bf16 rounds E and Q to 2^-9, f16 to 2^-12, tf32 every factor to 2^-12, tf32x3 next to nothing.
+// bf16 rounds E and Q to 2^-9, f16 to 2^-12, tf32 every factor to 2^-12, tf32x3 next to nothing. Rows of dW and dbias have the errors
+// of single probabilities, which are those of logits.
 const BF16: [f64; 5] = [1e-6, 1e-6, 4e-3, 6e-3, 3e-3];
 const F16: [f64; 5] = [1e-6, 1e-6, 6e-4, 1e-3, 5e-4];
 const TF32: [f64; 5] = [2e-3, 2e-3, 2e-3, 2e-3, 2e-3];
-const TF32X3: [f64; 5] = [1e-5, 1e-5, 1e-5, 1e-5, 1e-5];
+const TF32X3: [f64; 5] = [1e-5, 1e-5, 1e-5, 3e-4, 2e-4];
 
 const HALVES: [(Dtype, [f64; 5]); 2] = [(Dtype::Bf16, BF16), (Dtype::F16, F16)];
 
 #[test]
 fn one_shard_saved_and_recomputed() {
+    if nvrtc().is_none() {
+        return;
+    }
     for (dtype, bounds) in HALVES {
         for seed in 1..3 {
             let problem = Problem::new(70, 136, 1000, dtype, seed);
@@ -119,6 +135,9 @@ fn one_shard_saved_and_recomputed() {
 
 #[test]
 fn uneven_shards_of_all_algorithms() {
+    if nvrtc().is_none() {
+        return;
+    }
     for (dtype, bounds) in HALVES {
         let problem = Problem::new(70, 136, 1000, dtype, 5);
         for algorithm in [Algorithm::One, Algorithm::Two] {
@@ -131,6 +150,9 @@ fn uneven_shards_of_all_algorithms() {
 
 #[test]
 fn more_than_one_tile_each_way() {
+    if nvrtc().is_none() {
+        return;
+    }
     let problem = Problem::new(150, 296, 600, Dtype::Bf16, 6);
     let ragged = Case { layout: Layout { extra: 8 }, ..case(Dtype::Bf16, Algorithm::Two, true, &[0, 600]) };
     check(&ragged, &problem, BF16);
@@ -138,6 +160,9 @@ fn more_than_one_tile_each_way() {
 
 #[test]
 fn f32_as_tf32_and_as_three_products() {
+    if nvrtc().is_none() {
+        return;
+    }
     let problem = Problem::new(70, 136, 1000, Dtype::F32, 8);
     for (precision, bounds) in [(Precision::Tf32, TF32), (Precision::Tf32x3, TF32X3)] {
         for saved in [true, false] {
@@ -150,6 +175,9 @@ fn f32_as_tf32_and_as_three_products() {
 // Logits that outgrow the reference within a chunk, between chunks and between shards, in both directions.
 #[test]
 fn references_that_move() {
+    if nvrtc().is_none() {
+        return;
+    }
     for (dtype, bounds) in HALVES {
         let mut problem = Problem::new(20, 40, 1400, dtype, 9);
         let steps = [0.0, 35.0, 10.0, 70.0, -40.0, 300.0];
@@ -169,6 +197,9 @@ fn references_that_move() {
 
 #[test]
 fn a_large_common_offset_loses_nothing() {
+    if nvrtc().is_none() {
+        return;
+    }
     let mut problem = Problem::new(12, 40, 520, Dtype::Bf16, 10);
     problem.bias = Some(vec![4096.0; 520]);
     let mut without = problem.clone();
@@ -181,6 +212,9 @@ fn a_large_common_offset_loses_nothing() {
 
 #[test]
 fn odd_rows_stay_by_themselves() {
+    if nvrtc().is_none() {
+        return;
+    }
     for saved in [true, false] {
         // All logits -inf: no distribution, no gradient.
         let mut problem = Problem::new(10, 40, 600, Dtype::Bf16, 11);
@@ -214,6 +248,9 @@ fn odd_rows_stay_by_themselves() {
 
 #[test]
 fn tiles_under_the_threshold_are_left_out() {
+    if nvrtc().is_none() {
+        return;
+    }
     let mut problem = Problem::new(140, 40, 1024, Dtype::Bf16, 14);
     // The second tile of columns has next to no mass, and no targets.
     problem.targets.iter_mut().for_each(|t| *t = if (256..512).contains(t) { *t - 256 } else { *t });
@@ -230,12 +267,17 @@ fn tiles_under_the_threshold_are_left_out() {
     let (dw, _) = shard.t_pass(d, &results, 0.0, Some((flags, stride)));
     let expected = problem.expected();
     assert!(dw[256 * 40..512 * 40].iter().all(|v| *v == 0.0));
-    let e = error(&dw, &expected.dw);
-    assert!(e < 6e-3, "{e}");
+    for kept in [0..256 * 40, 512 * 40..1024 * 40] {
+        let e = error(&dw[kept.clone()], &expected.dw[kept.clone()], &expected.terms[1][kept], problem.hidden);
+        assert!(e < 6e-3, "{e}");
+    }
 }
 
 #[test]
 fn copies_are_coalesced_and_the_epilogues_free_of_conflicts() {
+    if nvrtc().is_none() {
+        return;
+    }
     let problem = Problem::new(128, 128, 512, Dtype::Bf16, 15);
     let mut device = Device::new(Dtype::Bf16, None, 512, cross_entropy().unwrap(), 1);
     let d = &mut device;

@@ -22,6 +22,8 @@ pub struct Expected {
     pub dx: Vec<f64>,
     pub dw: Vec<f64>,
     pub dbias: Vec<f64>,
+    /// Sums of the absolute values of the terms of dX, dW and dbias.
+    pub terms: [Vec<f64>; 3],
 }
 
 /// A reproducible generator of numbers in [-1, 1).
@@ -75,7 +77,9 @@ impl Problem {
             dx: vec![0.0; self.tokens * self.hidden],
             dw: vec![0.0; self.vocab * self.hidden],
             dbias: vec![0.0; self.vocab],
+            terms: [self.tokens * self.hidden, self.vocab * self.hidden, self.vocab].map(|count| vec![0.0; count]),
         };
+        let [dx_terms, dw_terms, dbias_terms] = &mut e.terms;
         for token in 0..self.tokens {
             let row = &y[token * self.vocab..][..self.vocab];
             let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -91,10 +95,15 @@ impl Problem {
                 let p = (y - lse).exp() - f64::from(u8::from(column == self.targets[token]));
                 let q = p * f64::from(self.upstream[token]);
                 e.dbias[column] += q;
+                dbias_terms[column] += q.abs();
                 let q = q * f64::from(self.scale);
+                let (token, column) = (token * self.hidden, column * self.hidden);
                 for h in 0..self.hidden {
-                    e.dx[token * self.hidden + h] += q * self.w[column * self.hidden + h];
-                    e.dw[column * self.hidden + h] += q * self.x[token * self.hidden + h];
+                    let (to_x, to_w) = (q * self.w[column + h], q * self.x[token + h]);
+                    e.dx[token + h] += to_x;
+                    e.dw[column + h] += to_w;
+                    dx_terms[token + h] += to_x.abs();
+                    dw_terms[column + h] += to_w.abs();
                 }
             }
         }
@@ -102,15 +111,21 @@ impl Problem {
     }
 }
 
-/// Largest error, as a share of the largest expected value; NaN where exactly one of both is.
-pub fn error(found: &[f32], expected: &[f64]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let largest = expected.iter().filter(|e| e.is_finite()).fold(1e-30, |m: f64, e| m.max(e.abs()));
+/// The error of the worst row, as a share of the largest sum of terms in that row; infinite where exactly one of both is NaN. A row
+/// that is small beside others, or beside its own terms, is judged by its own terms, down to a thousandth of the largest: in 16 bits
+/// numerators below that lose digits.
+pub fn error(found: &[f32], expected: &[f64], terms: &[f64], width: usize) -> f64 {
+    assert_eq!((found.len(), terms.len()), (expected.len(), expected.len()));
     let one = |(f, e): (&f32, &f64)| match (f.is_nan(), e.is_nan()) {
         (true, true) => 0.0,
         (false, false) if f64::from(*f) == *e => 0.0,
-        (false, false) => (f64::from(*f) - e).abs() / largest,
+        (false, false) => (f64::from(*f) - e).abs(),
         _ => f64::INFINITY,
     };
-    found.iter().zip(expected).map(one).fold(0.0, f64::max)
+    let floor = terms.iter().copied().fold(0.0, f64::max) / 1024.0;
+    let of_row = |((found, expected), terms): ((&[f32], &[f64]), &[f64])| {
+        let difference = found.iter().zip(expected).map(one).fold(0.0, f64::max);
+        if difference == 0.0 { 0.0 } else { difference / terms.iter().copied().fold(floor, f64::max) }
+    };
+    found.chunks(width).zip(expected.chunks(width)).zip(terms.chunks(width)).map(of_row).fold(0.0, f64::max)
 }

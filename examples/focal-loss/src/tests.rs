@@ -66,6 +66,9 @@ fn the_cpu_computes_what_the_definition_says() {
 
 #[test]
 fn the_kernels_of_a_gpu_compute_the_same() {
+    if let Err(missing) = vocabfuse_codegen::compile::nvrtc::Nvrtc::load() {
+        return vocabfuse_testing::skipped(vocabfuse_testing::Need::Nvrtc, &missing.to_string());
+    }
     let (x, w) = (wave(TOKENS * HIDDEN, 0.9), wave(VOCAB * HIDDEN, 1.7));
     let narrow = |values: &[f64]| half_precision(&values.iter().map(|v| *v as f32).collect::<Vec<f32>>());
     let (x16, w16) = (narrow(&x), narrow(&w));

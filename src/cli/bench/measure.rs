@@ -137,6 +137,10 @@ mod tests {
 
     #[test]
     fn a_gpu_has_memory_and_a_clock_of_its_own() {
+        let compiler = vocabfuse::codegen::compile::nvrtc::Nvrtc::load();
+        if let Err(missing) = compiler {
+            return vocabfuse_testing::skipped(vocabfuse_testing::Need::Nvrtc, &missing.to_string());
+        }
         // The interpreter stands in for a GPU; it has no clock.
         let folder = tempfile::tempdir().unwrap();
         let gpu = Gpu::ptx(&Ptx::new("sm_80").unwrap()).unwrap().with_cache(folder.path());

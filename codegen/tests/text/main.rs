@@ -1,0 +1,8 @@
+//! What the generator writes and reads without a compiler: one program, of which each part is a file.
+
+mod artifact;
+mod compile;
+mod drift;
+mod emission;
+mod operators;
+mod programs;
