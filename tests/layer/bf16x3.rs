@@ -151,11 +151,6 @@ fn what_has_no_products_in_bf16x3_refuses_it() {
             assert!(error.contains("exact") && error.contains(precision.as_str()), "{error}");
         }
     }
-    for cpu in bf16x3(1) {
-        let policy = Policy { chunk: Some(2048), ..Policy::default() };
-        let error = run(&cpu, &Case { policy, ..case.clone() }, &Tensors::random(&case)).unwrap_err().to_string();
-        assert!(error.contains("chunk") && error.contains("generated sizes 256, got 2048"), "{error}");
-    }
     let ptx = Ptx::new("sm_80").unwrap();
     let gpu = Gpu::ptx(&ptx).unwrap().with_precision(Some(Precision::Bf16x3));
     let error = run(&gpu, &case, &Tensors::random(&case)).unwrap_err().to_string();

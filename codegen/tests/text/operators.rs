@@ -31,10 +31,6 @@ fn kernels() {
     let divergence = text(KernelKind::RowStatistics, Target::Scalar, "kl_divergence", "kl_divergence");
     insta::assert_snapshot!("row_statistics_scalar_kl_divergence", divergence);
     insta::assert_snapshot!(
-        "merge_avx2_kl_divergence",
-        text(KernelKind::Merge, Target::Avx2, "kl_divergence", "kl_divergence")
-    );
-    insta::assert_snapshot!(
         "row_gradient_avx512_logprobs",
         text(KernelKind::RowGradient, Target::Avx512, "logprobs", "logprobs")
     );
