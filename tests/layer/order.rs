@@ -288,10 +288,10 @@ fn recomputing_is_no_error_where_saving_does_not_fit() {
 }
 
 #[test]
-fn a_chunk_without_kernel_says_which_there_are() {
+fn any_power_of_two_is_a_chunk() {
     let cpu = Cpu::new(Some(1)).unwrap();
     let case = |chunk| Case { policy: Policy { chunk: Some(chunk), ..Policy::default() }, ..Case::new(4, 8, 20) };
     let error = |chunk| run(&cpu, &case(chunk), &Tensors::random(&case(chunk))).unwrap_err().to_string();
     assert!(error(1000).contains("option chunk: expected a power of two"), "{}", error(1000));
-    assert!(error(1024).contains("512, 2048, 8192"), "{}", error(1024));
+    assert!(run(&cpu, &case(1024), &Tensors::random(&case(1024))).is_ok());
 }
