@@ -86,6 +86,10 @@ fn every_kernel_compiles_within_its_limits() {
 fn other_architectures_compile_too() {
     let loss = cross_entropy().unwrap();
     let Some(bench) = bench() else { return };
+    let nvrtc = crate::nvrtc().expect("it was loaded");
+    for on in Architecture::ALL {
+        assert!(nvrtc.supports(*on), "{}", on.name());
+    }
     let others = Architecture::ALL.iter().filter(|a| !DEFAULT_ARCHITECTURES.contains(&a.name().as_str()));
     for on in others {
         let kernels = Builder::cuda().dtypes(&[Dtype::Bf16]).chunks(&[8192]).generate().unwrap();
