@@ -129,13 +129,13 @@ impl Row {
         self.precision.as_ref().map_or_else(|| self.dtype.clone(), |precision| format!("{} {precision}", self.dtype))
     }
 
-    fn chunks(&self) -> String {
-        self.chunk.map_or_else(|| "any".to_owned(), |c| c.to_string())
-    }
-
     fn runs(&self) -> &'static str {
         if self.runnable { "yes" } else { "no" }
     }
+}
+
+fn spelled(chunk: Option<usize>) -> String {
+    chunk.map_or_else(|| "any".to_owned(), |chunk| chunk.to_string())
 }
 
 /// A line for each kernel.
@@ -143,7 +143,7 @@ fn each(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(["name", "kernel", "dtype", "chunk", "target", "runs here"]);
     for row in rows {
-        table.add_row([&row.name, &row.kernel, &row.arithmetic(), &row.chunks(), &row.target, row.runs()]);
+        table.add_row([&row.name, &row.kernel, &row.arithmetic(), &spelled(row.chunk), &row.target, row.runs()]);
     }
     table
 }
@@ -171,6 +171,7 @@ fn families(rows: &[Row]) -> Table {
             }
             values
         };
+        let chunks: BTreeSet<Option<usize>> = family.iter().map(|row| row.chunk).collect();
         let losses = distinct(&|row| row.loss.clone().unwrap_or_default());
         let losses = match losses.as_slice() {
             [one] => one.clone(),
@@ -182,7 +183,7 @@ fn families(rows: &[Row]) -> Table {
             family.len().to_string(),
             losses,
             distinct(&Row::arithmetic).join(", "),
-            distinct(&Row::chunks).join(", "),
+            chunks.into_iter().map(spelled).collect::<Vec<_>>().join(", "),
             family[0].runs().to_owned(),
         ]);
     }

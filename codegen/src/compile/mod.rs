@@ -1,7 +1,8 @@
 //! CUDA text to PTX and cubin, with gates on what the compiler made of it.
 //!
-//! [`artifact`] is what a compiled kernel is kept as, [`capability`] which of them a device runs. [`log`] reads the assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts
-//! instructions of a disassembled cubin and [`roofline`] the time they allow. With the feature `nvrtc`, the module `nvrtc`
+//! [`artifact`] is what a compiled kernel is kept as, [`capability`] which of them a device runs. [`log`] reads the
+//! assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts instructions of a
+//! disassembled cubin and [`roofline`] the time they allow. With the feature `nvrtc`, the module `nvrtc`
 //! loads the compiler, `tools` runs the disassembler, and `measure` puts what both tell of a kernel together.
 
 pub mod artifact;
