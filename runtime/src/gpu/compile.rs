@@ -97,10 +97,54 @@ pub(super) fn ahead(builder: &Builder, architectures: &[Architecture], folder: &
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use std::sync::Mutex;
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
     use vocabfuse_codegen::compile::Form;
-    use vocabfuse_codegen::{Bundle, Dtype, KernelKind, Target};
+    use vocabfuse_codegen::{Bundle, CrossEntropyForm, Dtype, KernelKind, Target};
+    use vocabfuse_testing::{Need, skipped};
+
+    /// Whether there is a compiler; says that the test is skipped if not.
+    pub(in crate::gpu) fn nvrtc() -> bool {
+        Nvrtc::load().inspect_err(|missing| skipped(Need::Nvrtc, &missing.to_string())).is_ok()
+    }
+
+    /// The warnings of a log.
+    #[derive(Clone, Default)]
+    struct Warnings(Arc<Mutex<Vec<String>>>);
+
+    impl Subscriber for Warnings {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() == Level::WARN
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            struct Message(String);
+            impl Visit for Message {
+                fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
+                    self.0 += &format!("{value:?}");
+                }
+            }
+            let mut message = Message(String::new());
+            event.record(&mut message);
+            self.0.lock().unwrap().push(message.0);
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
 
     fn source() -> Source {
         let loss = vocabfuse_codegen::cross_entropy().unwrap();
@@ -167,8 +211,32 @@ mod tests {
         assert!(text.contains("0123456789abcdef") && text.contains(&source.entry.abi), "{text}");
     }
 
+    /// One that spills is slower than it should be, and right: `codegen/tests/cuda/gates.rs` lists those that do.
+    #[test]
+    fn a_spill_is_a_warning_where_a_kernel_is_compiled_at_first_use() {
+        if !nvrtc() {
+            return;
+        }
+        let form = CrossEntropyForm { softcap: true, argmax: true, ..CrossEntropyForm::default() };
+        let loss = form.loss().unwrap();
+        let spec = KernelSpec::new(KernelKind::LogitsSoftmax, Target::Sm80, Dtype::Bf16, 512, &loss.name).unwrap();
+        let source = Programs::Loss(&loss).generate(&spec).unwrap();
+        let (folder, warnings) = (tempfile::tempdir().unwrap(), Warnings::default());
+        let code =
+            tracing::subscriber::with_default(warnings.clone(), || compiler(folder.path(), vec![]).code(&source));
+        assert!(code.unwrap().starts_with(b"\x7fELF"));
+        let warnings = warnings.0.lock().unwrap();
+        assert!(
+            matches!(warnings.as_slice(), [one] if one.contains(&spec.name()) && one.contains("spill")),
+            "{warnings:?}"
+        );
+    }
+
     #[test]
     fn what_is_damaged_or_of_another_text_is_compiled_anew() {
+        if !nvrtc() {
+            return;
+        }
         let (folder, source) = (tempfile::tempdir().unwrap(), source());
         let mut damaged = artifact(&source, Form::Cubin, "sm_80", "inside").encode();
         *damaged.last_mut().unwrap() ^= 1;
