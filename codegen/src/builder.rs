@@ -146,24 +146,6 @@ impl Builder {
         self
     }
 
-    /// Only these kernels.
-    pub fn kernels(mut self, kernels: &[KernelKind]) -> Builder {
-        self.kernels = kernels.to_vec();
-        self
-    }
-
-    /// Another loss; without any, cross-entropy.
-    pub fn loss(mut self, loss: Loss) -> Builder {
-        self.losses.push(Wanted::new(loss));
-        self
-    }
-
-    /// Also these operators.
-    pub fn operators(mut self, operators: &[Operator]) -> Builder {
-        self.operators = operators.to_vec();
-        self
-    }
-
     /// GPUs whose code [`Builder::embed_cuda`] compiles, see [`Architecture::list`]; without any, CUDA text is not compiled.
     pub fn architectures(mut self, architectures: &[Architecture]) -> Builder {
         self.architectures = architectures.to_vec();
@@ -184,6 +166,24 @@ impl Builder {
     /// Whether there are kernels of operators.
     pub(crate) fn has_operators(&self) -> bool {
         !self.operators.is_empty()
+    }
+
+    /// Only these kernels.
+    pub fn kernels(mut self, kernels: &[KernelKind]) -> Builder {
+        self.kernels = kernels.to_vec();
+        self
+    }
+
+    /// Another loss; without any, cross-entropy.
+    pub fn loss(mut self, loss: Loss) -> Builder {
+        self.losses.push(Wanted::new(loss));
+        self
+    }
+
+    /// Also these operators.
+    pub fn operators(mut self, operators: &[Operator]) -> Builder {
+        self.operators = operators.to_vec();
+        self
     }
 
     /// The kernels, in the order of target, kernel, loss, dtype, chunk. Equal ones appear once.

@@ -153,7 +153,8 @@ impl Builder {
     }
 
     /// In a build script: writes the [`Bundle`] of the CUDA kernels to `OUT_DIR/cuda_kernels.rs`, compiled for the
-    /// [`Builder::architectures`]. Where NVRTC is not found the bundle has texts alone, which are compiled when they are first
+    /// [`Builder::architectures`]. The set is what [`texts`] says; [`Builder::cuda`] with nothing else is plain cross-entropy in bf16
+    /// and f16, with the [default chunks](crate::spec::default_chunks). Where NVRTC is not found the bundle has texts alone, which are compiled when they are first
     /// called, and Cargo shows a warning that says so. It also shows kernels that spill.
     ///
     /// The script runs again when `VOCABFUSE_NVRTC` changes. For other files the caller says so.
