@@ -174,8 +174,8 @@ impl Builder {
     /// As [`Builder::embed_cuda`], in any folder, and silent.
     ///
     /// # Errors
-    /// [`Error::Io`] with the file that could not be written, [`Error::NoCuda`], and those of [`compile()`] but for a missing
-    /// NVRTC.
+    /// [`Error::Io`] with the file that could not be written, [`Error::NoCuda`], and [`Error::Compile`] for all but a missing NVRTC:
+    /// a text that does not compile, or an architecture that the installed NVRTC does not know.
     pub fn write_cuda(&self, folder: &Path) -> Result<Written, Error> {
         let texts = texts(self)?;
         let (compiled, notes) = if_compiler(&texts, self.listed_architectures())?;
