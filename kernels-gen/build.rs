@@ -12,70 +12,52 @@ fn main() {
 mod cubins {
     use std::fs;
     use std::path::{Path, PathBuf};
-    use vocabfuse_codegen::compile::Form;
+    use vocabfuse_codegen::bundle::{self, Compiled, Text};
     use vocabfuse_codegen::compile::artifact::Artifact;
-    use vocabfuse_codegen::compile::measure::in_parallel;
-    use vocabfuse_codegen::compile::nvrtc::Nvrtc;
-    use vocabfuse_codegen::compile::occupancy::Architecture;
-    use vocabfuse_codegen::manifest::{Manifest, hash};
+    use vocabfuse_codegen::manifest::hash;
+    use vocabfuse_codegen::{Architecture, Builder, CrossEntropyForm};
 
     /// Architectures with commas between them, or the absolute path of a folder that `vocabfuse compile` wrote.
     const VARIABLE: &str = "VOCABFUSE_CUBINS";
 
+    /// Forms of cross-entropy with commas between them, or `all`; without it the plain one. What a folder has is taken as it is.
+    const FORMS: &str = "VOCABFUSE_CUBINS_LOSS";
+
     type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
     pub fn embed() -> Result<()> {
-        for variable in [VARIABLE, vocabfuse_codegen::compile::VARIABLE] {
+        for variable in [VARIABLE, FORMS, vocabfuse_codegen::compile::VARIABLE] {
             println!("cargo::rerun-if-env-changed={variable}");
         }
-        println!("cargo::rerun-if-changed=cuda");
         let choice = std::env::var(VARIABLE).unwrap_or_default();
-        let named = choice.split(',').map(|name| Architecture::parse(name.trim())).collect::<Option<Vec<_>>>();
-        let artifacts = match named {
-            Some(architectures) => compiled(&architectures)?,
-            None if Path::new(&choice).is_absolute() && Path::new(&choice).is_dir() => carried(Path::new(&choice))?,
-            None => {
-                let known: Vec<String> = Architecture::ALL.iter().map(|a| a.name()).collect();
-                let known = known.join(", ");
+        let forms = std::env::var(FORMS).unwrap_or_default();
+        let forms = if forms.is_empty() { vec![CrossEntropyForm::default()] } else { CrossEntropyForm::list(&forms)? };
+        let texts = bundle::texts(&Builder::checked_in_cuda()?.forms(&forms)?)?;
+        let artifacts = match Architecture::list(&choice) {
+            Ok(architectures) => compiled(&texts, &architectures)?,
+            Err(_) if Path::new(&choice).is_absolute() && Path::new(&choice).is_dir() => {
+                carried(&texts, Path::new(&choice))?
+            }
+            Err(error) => {
                 return Err(format!(
-                    "{VARIABLE}={choice:?}; expected architectures such as sm_80,sm_90 (of {known}), or the absolute \
-                     path of a folder that `vocabfuse compile` wrote"
+                    "{VARIABLE}: {error}; or the absolute path of a folder that `vocabfuse compile` wrote"
                 )
                 .into());
             }
         };
-        let out = PathBuf::from(std::env::var("OUT_DIR")?);
-        let mut text = String::from("/// Cubins with their labels.\npub const CUBINS: &[&[u8]] = &[\n");
-        for (index, artifact) in artifacts.iter().enumerate() {
-            fs::write(out.join(format!("{index}.bin")), artifact.encode())?;
-            text += &format!("    include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{index}.bin\")),\n");
-        }
-        fs::write(out.join("cubins.rs"), text + "];\n")?;
+        bundle::write_artifacts(Path::new(&std::env::var("OUT_DIR")?), &artifacts)?;
         Ok(())
     }
 
-    fn manifest() -> Result<Manifest> {
-        Ok(Manifest::parse(&fs::read_to_string("cuda/manifest.json")?)?)
+    fn compiled(texts: &[Text], architectures: &[Architecture]) -> Result<Vec<Artifact>> {
+        let Compiled { artifacts, faults } = bundle::compile(texts, &bundle::codes(architectures))?;
+        // Slow, but not wrong.
+        faults.iter().for_each(|fault| println!("cargo::warning={fault}"));
+        Ok(artifacts)
     }
 
-    fn text(kernel: &str) -> Result<String> {
-        Ok(fs::read_to_string(format!("cuda/{kernel}.cu"))?)
-    }
-
-    fn compiled(architectures: &[Architecture]) -> Result<Vec<Artifact>> {
-        let (nvrtc, manifest) = (Nvrtc::load()?, manifest()?);
-        let jobs: Vec<_> = manifest.kernels.iter().flat_map(|e| architectures.iter().map(move |a| (e, *a))).collect();
-        let one = |job: usize| {
-            let (entry, on) = jobs[job];
-            let text = text(&entry.name).map_err(|e| e.to_string())?;
-            nvrtc.artifact(entry, &text, Form::Cubin, on).map_err(|e| e.to_string())
-        };
-        Ok(in_parallel(jobs.len(), one).into_iter().collect::<std::result::Result<_, _>>()?)
-    }
-
-    fn carried(folder: &Path) -> Result<Vec<Artifact>> {
+    fn carried(texts: &[Text], folder: &Path) -> Result<Vec<Artifact>> {
         println!("cargo::rerun-if-changed={}", folder.display());
-        let manifest = manifest()?;
         let mut paths: Vec<PathBuf> = fs::read_dir(folder)?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
         paths.retain(|path| path.extension().is_some_and(|e| e == "bin"));
         paths.sort();
@@ -83,10 +65,10 @@ mod cubins {
         for path in paths {
             let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
             let artifact = Artifact::decode(&fs::read(&path)?).map_err(|e| named(&e))?;
-            // Those of other chunks are as good; what is checked in must be what was compiled.
-            if let Some(entry) = manifest.find(&artifact.label.kernel) {
+            // Those of other chunks or losses are as good; of what is known here, the text must be the one that was compiled.
+            if let Some(Text { entry, text, .. }) = texts.iter().find(|t| t.entry.name == artifact.label.kernel) {
                 artifact.check(entry).map_err(|e| named(&e))?;
-                if artifact.label.text != hash(text(&entry.name)?.as_bytes()) {
+                if artifact.label.text != hash(text.as_bytes()) {
                     return Err(named(&"was compiled from another text; run `vocabfuse compile` anew").into());
                 }
             }

@@ -62,9 +62,9 @@ pub use vocabfuse_runtime as runtime;
 
 pub use codegen::{Builder, KernelKind, KernelSpec};
 pub use runtime::{
-    Algorithm, Batch, Counters, Cpu, CrossEntropy, Device, Distribution, DistributionGradients, Done, Dtype, Element,
-    Embedded, Error, Evaluated, Filtered, Gpu, GradientMut, Gradients, Ids, InputLayer, KlDirection, Local, Lookup,
-    Matrix, Merging, Operators, OutputLayer, OwnedMatrix, Partial, Policy, Precision, Ptx, PtxReport, Reduction,
-    Registry, Result, Save, Selecting, Shard, ShardLayout, Source, Statistics, TableGrad, Target, Upstream,
+    Algorithm, Batch, Bundle, Counters, Cpu, CrossEntropy, Device, Distribution, DistributionGradients, Done, Dtype,
+    Element, Embedded, Error, Evaluated, Filtered, Gpu, GradientMut, Gradients, Ids, InputLayer, KlDirection, Local,
+    Lookup, Matrix, Merging, Operators, OutputLayer, OwnedMatrix, Partial, Policy, Precision, Ptx, PtxReport,
+    Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, Source, Statistics, TableGrad, Target, Upstream,
     ValueGradients, Values, WeightGrad,
 };

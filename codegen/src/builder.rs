@@ -1,5 +1,7 @@
 //! Generates sets of kernels: for `cargo xtask generate`, and for the build script of any crate.
 
+use crate::bundle::fingerprint;
+use crate::compile::occupancy::Architecture;
 use crate::emit::{
     Kernel, Part, assemble, cuda_entry, cuda_logits_entry, cuda_operator_entry, emit, emit_cuda_module, emit_logits,
     emit_module, emit_operator, emit_prelude, logits_part, operator_part, part,
@@ -36,6 +38,7 @@ pub struct Builder {
     kernels: Vec<KernelKind>,
     losses: Vec<Loss>,
     operators: Vec<Operator>,
+    architectures: Vec<Architecture>,
 }
 
 /// Path of the manifest of CUDA kernels among the files.
@@ -51,6 +54,7 @@ impl Default for Builder {
             kernels: KernelKind::ALL.to_vec(),
             losses: vec![],
             operators: vec![],
+            architectures: vec![],
         }
     }
 }
@@ -124,6 +128,28 @@ impl Builder {
     pub fn chunks(mut self, chunks: &[usize]) -> Builder {
         self.chunks = Some(chunks.to_vec());
         self
+    }
+
+    /// GPUs whose code [`Builder::embed_cuda`] compiles, see [`Architecture::list`]; without any, CUDA text is not compiled.
+    pub fn architectures(mut self, architectures: &[Architecture]) -> Builder {
+        self.architectures = architectures.to_vec();
+        self
+    }
+
+    /// See [`Builder::architectures`].
+    pub(crate) fn listed_architectures(&self) -> &[Architecture] {
+        &self.architectures
+    }
+
+    /// The same with those of its kernels that are also in the list.
+    pub(crate) fn within(mut self, kernels: &[KernelKind]) -> Builder {
+        self.kernels.retain(|kernel| kernels.contains(kernel));
+        self
+    }
+
+    /// Whether there are kernels of operators.
+    pub(crate) fn has_operators(&self) -> bool {
+        !self.operators.is_empty()
     }
 
     /// Only these kernels.
@@ -269,6 +295,20 @@ impl Builder {
                 loss.map(|loss| cuda_entry(spec, loss)).transpose()
             }
         }
+    }
+
+    /// Hash of the programs that a CUDA kernel holds, if it holds any.
+    pub(crate) fn programs(&self, spec: &KernelSpec) -> Result<Option<String>, Error> {
+        let Some(name) = &spec.loss else { return Ok(None) };
+        if spec.kernel == KernelKind::RowLogits {
+            let form = LogitsForm::ALL.iter().find(|form| form.name() == name);
+            return Ok(form.map(|form| form.fingerprint()).transpose()?);
+        }
+        if spec.kernel.is_rows() {
+            let alike = |o: &&Operator| o.name == *name || (0..o.gradients.len()).any(|d| o.gradient_name(d) == *name);
+            return Ok(self.operators.iter().find(alike).map(fingerprint));
+        }
+        Ok(self.losses()?.iter().find(|wanted| wanted.loss.name == *name).map(|wanted| fingerprint(&wanted.loss)))
     }
 
     /// All files by path: `<place>/mod.rs`, `<place>/prelude.rs` and one file a kernel for CPU targets, see [`Place`]; for

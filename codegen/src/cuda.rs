@@ -113,6 +113,9 @@
 use crate::plan::sm80::{REDUCE_ROWS, TILE_COLUMNS, TILE_TOKENS, plan};
 use crate::spec::{Dtype, KernelKind};
 
+/// Columns of a chunk of operators: 8 KB of logits a token, and with some hundred tokens a block for every multiprocessor.
+pub const OPERATOR_CHUNK: usize = 2048;
+
 /// Blocks of `logits_softmax`, `logits_gradient` and `logits` for some tokens and columns of a chunk.
 pub fn logits_blocks(tokens: usize, columns: usize) -> usize {
     product_blocks(KernelKind::LogitsSoftmax, tokens, columns)

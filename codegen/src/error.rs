@@ -1,5 +1,6 @@
 //! Errors of this crate.
 
+use crate::compile::CompileError;
 use crate::program::ProgramError;
 
 /// A specification that cannot be generated.
@@ -63,6 +64,15 @@ pub enum Error {
         "no kernel of a CPU target among what was asked for; expected at least one target, dtype, chunk and kernel"
     )]
     Empty,
+    /// A set of kernels that holds none for a GPU, where one is asked for.
+    #[error("no CUDA kernel among what was asked for; expected at least one dtype, chunk and kernel of target sm_80")]
+    NoCuda,
+    /// See [`CompileError`].
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// A variable that Cargo sets for build scripts.
+    #[error("the environment variable {0} is not set: this runs in a build script")]
+    NoBuildScript(&'static str),
     /// A file that cannot be written.
     #[error("{path}: {source}")]
     Io {

@@ -5,6 +5,7 @@
 //! for whole sets of kernels, also from the build script of another crate.
 
 pub mod builder;
+pub mod bundle;
 pub mod compile;
 pub mod cuda;
 pub mod emit;
@@ -21,6 +22,8 @@ pub mod render;
 pub mod spec;
 
 pub use builder::Builder;
+pub use bundle::Bundle;
+pub use compile::occupancy::Architecture;
 pub use error::{Error, SpecError};
 pub use logits::LogitsForm;
 pub use loss::{CrossEntropyForm, Loss, cross_entropy};

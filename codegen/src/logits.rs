@@ -1,5 +1,6 @@
 //! How a raw dot product becomes a logit, and how the logit depends on it: one transform for losses and operators.
 
+use crate::bundle::fingerprint;
 use crate::program::{Expr, Graph, Program, ProgramError};
 
 /// z = logit_scale (x · w) + bias, and the logit is y = z, or y = softcap tanh(z / softcap).
@@ -49,6 +50,14 @@ impl LogitsForm {
         let g = Graph::new(&format!("logits.{}", self.name()));
         g.store(self.of(&g).y);
         g.finish()
+    }
+
+    /// Hash of the programs, as [`fingerprint`].
+    ///
+    /// # Errors
+    /// As [`LogitsForm::program`].
+    pub fn fingerprint(self) -> Result<String, ProgramError> {
+        Ok(fingerprint(&(self.program()?, self.slope_program()?)))
     }
 
     /// The program that stores the slope, if the form has one. It has the operations and inputs of [`LogitsForm::program`],

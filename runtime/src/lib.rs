@@ -46,7 +46,7 @@ pub use operator::{
     Statistics, SummingInputs, Ticket, ValueGradients, Values,
 };
 pub use policy::{Algorithm, DEFAULT_MEMORY_BUDGET, Policy, Save};
-pub use vocabfuse_codegen::{Dtype, Precision, Target};
+pub use vocabfuse_codegen::{Bundle, Dtype, Precision, Target};
 pub use vocabfuse_kernels::Registry;
 
 /// Result with this crate's error.

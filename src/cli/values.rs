@@ -3,7 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::fmt::Display;
 use std::str::FromStr;
-use vocabfuse::codegen::compile::occupancy::Architecture;
+use vocabfuse::codegen::{Architecture, CrossEntropyForm, Operator, operator};
 use vocabfuse::{Algorithm, Dtype, KernelKind, Policy, Reduction, Save, Target};
 
 fn words<T>(words: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
@@ -94,10 +94,35 @@ pub fn chunk(text: &str) -> Result<usize, String> {
 
 /// A GPU that kernels can be compiled for.
 pub fn architecture(text: &str) -> Result<Architecture, String> {
-    Architecture::parse(text).ok_or_else(|| {
-        let names: Vec<String> = Architecture::ALL.iter().map(|a| a.name()).collect();
-        format!("expected one of {}", names.join(", "))
-    })
+    text.parse().map_err(|e: vocabfuse::codegen::SpecError| e.to_string())
+}
+
+/// Forms of cross-entropy.
+#[derive(Clone, Debug)]
+pub struct Losses(pub Vec<CrossEntropyForm>);
+
+/// Names of forms of cross-entropy with commas between them, or `all`.
+pub fn losses(text: &str) -> Result<Losses, String> {
+    CrossEntropyForm::list(text).map(Losses).map_err(|e| e.to_string())
+}
+
+/// Operators.
+#[derive(Clone, Debug)]
+pub struct Operators(pub Vec<Operator>);
+
+/// Names of operators with commas between them, `all` or `none`.
+pub fn operators(text: &str) -> Result<Operators, String> {
+    let all = operator::all().map_err(|e| e.to_string())?;
+    let one = |name: &str| {
+        let known = all.iter().find(|operator| operator.name == name.trim()).cloned();
+        let names = || all.iter().map(|operator| operator.name.as_str()).collect::<Vec<_>>().join(", ");
+        known.ok_or_else(|| format!("expected all, none, or some of {}, got {name:?}", names()))
+    };
+    match text {
+        "all" => Ok(Operators(all)),
+        "none" => Ok(Operators(vec![])),
+        names => names.split(',').map(one).collect::<Result<_, _>>().map(Operators),
+    }
 }
 
 /// A finite number for which `valid` holds.

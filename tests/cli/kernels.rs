@@ -101,7 +101,7 @@ fn list_shows_what_runs_here() {
         assert_eq!((&kernel["target"], &kernel["runnable"]), (&Value::from("scalar"), &Value::from(true)));
         assert!(kernel["name"].as_str().unwrap().starts_with(kernel["kernel"].as_str().unwrap()));
     }
-    let ended = vocabfuse(folder.path(), &["list"]);
+    let ended = vocabfuse(folder.path(), &["list", "--all"]);
     assert!(ended.stdout.contains("logits_softmax__cross_entropy_f32__scalar"), "{}", ended.stdout);
     let cuda = vocabfuse(folder.path(), &["list", "--target", "sm_80", "--json"]).json();
     let softmax = "logits_softmax__cross_entropy_bf16_c8192__sm80_m128n256k32s4";
@@ -110,4 +110,68 @@ fn list_shows_what_runs_here() {
     let of: Vec<_> = resources.map(|r| (r["architecture"].as_str().unwrap(), r["spills"].as_u64())).collect();
     assert_eq!(of, [("sm_80", Some(0)), ("sm_90", Some(0))]);
     vocabfuse(folder.path(), &["list", "--target", "mmx"]).refused(&["--target", "scalar, avx2, avx512"]);
+}
+
+#[test]
+fn list_has_a_line_a_family_and_filters() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = |options: &str| {
+        let arguments: Vec<&str> = std::iter::once("list").chain(options.split_whitespace()).collect();
+        vocabfuse(folder.path(), &arguments)
+    };
+    let names = |options: &str| -> Vec<Value> {
+        list(&format!("{options} --json")).json()["kernels"].as_array().unwrap().clone()
+    };
+    // The JSON has every kernel, whatever is printed.
+    let all = names("");
+    assert_eq!(all.len(), names("--all").len());
+    let families: std::collections::BTreeSet<_> =
+        all.iter().map(|k| (k["target"].to_string(), k["kernel"].to_string())).collect();
+    let lines = |ended: &Ended| {
+        ended.stdout.lines().filter(|line| line.ends_with("yes       ") || line.ends_with("no        ")).count()
+    };
+    assert_eq!(lines(&list("")), families.len());
+    assert_eq!(lines(&list("--all")), all.len());
+    let some = names("--target sm_80 --kernel logits_softmax --dtype f16 --loss cross_entropy");
+    assert!(!some.is_empty() && some.len() < all.len());
+    for kernel in &some {
+        let of = ["target", "kernel", "dtype", "loss"].map(|key| kernel[key].as_str().unwrap());
+        assert_eq!(of, ["sm_80", "logits_softmax", "f16", "cross_entropy"]);
+    }
+    let line = list("--target sm_80 --kernel row_statistics").stdout;
+    assert!(line.contains("Losses and operators: entropy, kl_divergence") && line.contains("6 kernels."), "{line}");
+    list("--loss focal").refused(&["--loss", "focal", "cross_entropy_softcap"]);
+    list("--kernel matmul").refused(&["--kernel", "row_statistics"]);
+    list("--dtype f64").refused(&["--dtype", "bf16"]);
+}
+
+#[test]
+fn generate_writes_all_that_list_shows() {
+    let folder = tempfile::tempdir().unwrap();
+    let listed = vocabfuse(folder.path(), &["list", "--json"]).json();
+    let listed = listed["kernels"].as_array().unwrap();
+    for target in Target::ALL.iter().map(|target| target.as_str()) {
+        // Names of kernels stand in the module, or in the texts.
+        let mut written = String::new();
+        for dtype in ["", " --dtype f32"] {
+            let out = format!("{target}{}", dtype.len());
+            let options = format!("generate --target {target} --loss all --operator all{dtype} --json --out {out}");
+            let report = vocabfuse(folder.path(), &options.split_whitespace().collect::<Vec<_>>()).json();
+            for file in report["files"].as_array().unwrap().iter().map(|file| file.as_str().unwrap()) {
+                written += &std::fs::read_to_string(folder.path().join(&out).join(file)).unwrap();
+            }
+        }
+        for kernel in listed.iter().filter(|kernel| kernel["target"] == target) {
+            assert!(written.contains(kernel["name"].as_str().unwrap()), "no {} is generated", kernel["name"]);
+        }
+    }
+    // What only operators have comes without naming them.
+    let options = "generate --target scalar --kernel row_statistics --json --out rows";
+    let report = vocabfuse(folder.path(), &options.split_whitespace().collect::<Vec<_>>()).json();
+    assert_eq!(report["kernels"].as_array().unwrap().len(), 6);
+    let one = "generate --target sm_80 --kernel row_statistics --operator entropy --json --out one";
+    let report = vocabfuse(folder.path(), &one.split_whitespace().collect::<Vec<_>>()).json();
+    assert_eq!(report["kernels"].as_array().unwrap().len(), 1);
+    let focal = ["generate", "--target", "scalar", "--loss", "focal", "--out", "o"];
+    vocabfuse(folder.path(), &focal).refused(&["--loss", "focal", "cross_entropy_argmax"]);
 }

@@ -54,39 +54,65 @@ pub const MAX_REGISTERS: u32 = 255;
 /// Fewest warps on a multiprocessor: two for each of its four schedulers.
 pub const MIN_WARPS: u32 = 8;
 
-/// The resources of a compiled kernel, unless it breaks a rule.
+/// What the report says of a kernel that can be launched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Findings {
+    /// Registers, shared memory and occupancy.
+    pub resources: Resources,
+    /// Rules that it breaks, which make it slow but not wrong, each with the figure that breaks it: a spill, a C75xx warning,
+    /// too many registers or too few warps.
+    pub faults: Vec<String>,
+}
+
+/// Reads the log of a kernel.
 ///
 /// # Errors
-/// [`CompileError::Refused`] for a spill, a C75xx warning, too many registers or too few warps.
-pub fn check(entry: &Entry, architecture: Architecture, log: &str) -> Result<Resources, CompileError> {
-    let refused = |rule: String| {
-        Err(CompileError::Refused { kernel: entry.name.clone(), architecture: architecture.name(), rule })
+/// [`CompileError::Refused`] if no block fits on a multiprocessor, or the log has no report.
+pub fn read(entry: &Entry, architecture: Architecture, log: &str) -> Result<Findings, CompileError> {
+    let Some(found) = figures(log) else {
+        return Err(refused(entry, architecture, "the log has no resource report".to_owned()));
     };
-    let Some(found) = figures(log) else { return refused("the log has no resource report".to_owned()) };
-    if found.spill_stores + found.spill_loads > 0 {
-        return refused(format!(
-            "{} bytes of spill stores and {} of spill loads; expected none",
-            found.spill_stores, found.spill_loads
-        ));
-    }
-    if let Some(line) = serialized(log) {
-        return refused(format!("the assembler warns: {}", line.trim()));
-    }
-    if found.registers > MAX_REGISTERS {
-        return refused(format!("{} registers; expected at most {MAX_REGISTERS}", found.registers));
-    }
     let shared = found.static_shared as usize + entry.dynamic_shared;
     let (blocks, warps) = occupancy(architecture, entry.block as u32, found.registers, shared);
-    if warps < MIN_WARPS {
-        return refused(format!("{warps} warps fit on a multiprocessor; expected at least {MIN_WARPS}"));
+    let few = format!("{warps} warps fit on a multiprocessor; expected at least {MIN_WARPS}");
+    if blocks == 0 {
+        return Err(refused(entry, architecture, few));
     }
-    Ok(Resources {
+    let spills = found.spill_stores + found.spill_loads;
+    let spilled = || {
+        format!("{} bytes of spill stores and {} of spill loads; expected none", found.spill_stores, found.spill_loads)
+    };
+    let registers = || format!("{} registers; expected at most {MAX_REGISTERS}", found.registers);
+    let faults = [
+        (spills > 0).then(spilled),
+        serialized(log).map(|line| format!("the assembler warns: {}", line.trim())),
+        (found.registers > MAX_REGISTERS).then(registers),
+        (warps < MIN_WARPS).then_some(few),
+    ];
+    let resources = Resources {
         architecture: architecture.name(),
         registers: found.registers,
-        spills: 0,
+        spills,
         static_shared: found.static_shared,
         blocks,
         warps,
         main_loop: None,
-    })
+    };
+    Ok(Findings { resources, faults: faults.into_iter().flatten().collect() })
+}
+
+/// The resources of a compiled kernel, unless it breaks a rule.
+///
+/// # Errors
+/// [`CompileError::Refused`] for what [`read()`] refuses, and for a fault.
+pub fn check(entry: &Entry, architecture: Architecture, log: &str) -> Result<Resources, CompileError> {
+    let Findings { resources, faults } = read(entry, architecture, log)?;
+    match faults.into_iter().next() {
+        Some(fault) => Err(refused(entry, architecture, fault)),
+        None => Ok(resources),
+    }
+}
+
+fn refused(entry: &Entry, architecture: Architecture, rule: String) -> CompileError {
+    CompileError::Refused { kernel: entry.name.clone(), architecture: architecture.name(), rule }
 }

@@ -1,10 +1,12 @@
 //! CUDA text to PTX and cubin, with gates on what the compiler made of it.
 //!
-//! [`artifact`] is what a compiled kernel is kept as. [`log`] reads the assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts
-//! instructions of a disassembled cubin and [`roofline`] the time they allow. With the feature `nvrtc`, the module `nvrtc`
+//! [`artifact`] is what a compiled kernel is kept as, [`capability`] which of them a device runs. [`log`] reads the
+//! assembler's report, [`occupancy`] counts the warps that fit on a multiprocessor, [`sass`] counts instructions of a
+//! disassembled cubin and [`roofline`] the time they allow. With the feature `nvrtc`, the module `nvrtc`
 //! loads the compiler, `tools` runs the disassembler, and `measure` puts what both tell of a kernel together.
 
 pub mod artifact;
+pub mod capability;
 pub mod log;
 #[cfg(feature = "nvrtc")]
 pub mod measure;
@@ -47,6 +49,14 @@ pub enum CompileError {
         architecture: String,
         /// The rule, with the figure that breaks it.
         rule: String,
+    },
+    /// The compiler is older than the architecture.
+    #[error("{compiler} does not know the architecture {architecture}; expected a newer one")]
+    Architecture {
+        /// Architecture asked for.
+        architecture: String,
+        /// The compiler with its exact version.
+        compiler: String,
     },
     /// A tool that could not be run.
     #[error("{tool}: {message}")]

@@ -6,7 +6,7 @@
 use super::artifact::{Artifact, Label};
 use super::occupancy::Architecture;
 use super::{CompileError, Form, VARIABLE, log, options};
-use crate::manifest::{Entry, Resources, hash};
+use crate::manifest::{Entry, Resources};
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -73,23 +73,38 @@ impl Nvrtc {
         compile(kernel, text, Form::Cubin, on)
     }
 
-    /// Compiles a kernel to what a cache or a program keeps of it. Cubins are checked.
+    /// Whether it can compile for an architecture: one that is newer than the library is unknown to it.
+    pub fn supports(self, on: Architecture) -> bool {
+        let mut count = 0;
+        // SAFETY: the pointer leads to a number.
+        if unsafe { sys::nvrtcGetNumSupportedArchs(&raw mut count) }.result().is_err() {
+            return false;
+        }
+        let mut numbers = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: the buffer has room for as many numbers as the library has said.
+        let read = unsafe { sys::nvrtcGetSupportedArchs(numbers.as_mut_ptr()) }.result();
+        read.is_ok() && numbers.iter().any(|number| u32::try_from(*number) == Ok(on.number))
+    }
+
+    /// Compiles a kernel to what a cache or a program keeps of it, and tells what is wrong with it short of being refused,
+    /// see [`log::read`]; nothing is known of PTX.
     ///
     /// # Errors
-    /// As [`Nvrtc::checked_cubin`].
-    pub fn artifact(self, entry: &Entry, text: &str, form: Form, on: Architecture) -> Result<Artifact, CompileError> {
-        let code = match form {
-            Form::Ptx => self.ptx(&entry.name, text, on)?.code,
-            Form::Cubin => self.checked_cubin(entry, text, on)?.0,
+    /// [`CompileError::Rejected`] with the compiler's log, [`CompileError::Refused`] if it could not be launched.
+    pub fn artifact(
+        self,
+        entry: &Entry,
+        text: &str,
+        form: Form,
+        on: Architecture,
+    ) -> Result<(Artifact, Vec<String>), CompileError> {
+        let compiled = compile(&entry.name, text, form, on)?;
+        let faults = match form {
+            Form::Ptx => vec![],
+            Form::Cubin => log::read(entry, on, &compiled.log)?.faults,
         };
-        let label = Label {
-            kernel: entry.name.clone(),
-            abi: entry.abi.clone(),
-            text: hash(text.as_bytes()),
-            options: options(form, on),
-            compiler: self.version()?.to_owned(),
-        };
-        Ok(Artifact { label, code })
+        let label = Label { compiler: self.version()?.to_owned(), ..Label::of(entry, text, form, on) };
+        Ok((Artifact { label, code: compiled.code }, faults))
     }
 
     /// Compiles a kernel to a cubin and checks what the assembler reports.

@@ -1,5 +1,8 @@
 //! How many blocks of a kernel fit on a multiprocessor.
 
+use crate::error::SpecError;
+use std::str::FromStr;
+
 /// Limits of a multiprocessor, by compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Architecture {
@@ -21,58 +24,59 @@ const REGISTERS: u32 = 65536;
 const RESERVED: usize = 1024;
 
 impl Architecture {
-    /// The architectures that kernels of target sm_80 are compiled for, and sm_90a.
+    /// The architectures that kernels of target sm_80 are compiled for, and sm_90a. The limits are those of the table of
+    /// technical specifications in the CUDA programming guide; all have 65536 registers a multiprocessor.
     pub const ALL: &[Architecture] = &[
-        Architecture {
-            number: 80,
-            specific: false,
-            threads: 2048,
-            blocks: 32,
-            shared: 164 << 10,
-            shared_a_block: 163 << 10,
-        },
-        Architecture {
-            number: 86,
-            specific: false,
-            threads: 1536,
-            blocks: 16,
-            shared: 100 << 10,
-            shared_a_block: 99 << 10,
-        },
-        Architecture {
-            number: 89,
-            specific: false,
-            threads: 1536,
-            blocks: 24,
-            shared: 100 << 10,
-            shared_a_block: 99 << 10,
-        },
-        Architecture {
-            number: 90,
-            specific: false,
-            threads: 2048,
-            blocks: 32,
-            shared: 228 << 10,
-            shared_a_block: 227 << 10,
-        },
-        Architecture {
-            number: 90,
-            specific: true,
-            threads: 2048,
-            blocks: 32,
-            shared: 228 << 10,
-            shared_a_block: 227 << 10,
-        },
+        Architecture::of(80, 2048, 32, 164),
+        Architecture::of(86, 1536, 16, 100),
+        Architecture::of(87, 1536, 16, 164),
+        Architecture::of(89, 1536, 24, 100),
+        Architecture::of(90, 2048, 32, 228),
+        Architecture { specific: true, ..Architecture::of(90, 2048, 32, 228) },
+        Architecture::of(100, 2048, 32, 228),
+        Architecture::of(103, 2048, 32, 228),
+        Architecture::of(120, 1536, 24, 100),
+        Architecture::of(121, 1536, 24, 100),
     ];
+
+    const fn of(number: u32, threads: u32, blocks: u32, shared_kb: usize) -> Architecture {
+        let shared = shared_kb << 10;
+        Architecture { number, specific: false, threads, blocks, shared, shared_a_block: shared - RESERVED }
+    }
+
+    /// Those whose code needs no architecture-specific instructions, by number.
+    pub fn general() -> impl DoubleEndedIterator<Item = Architecture> {
+        Architecture::ALL.iter().copied().filter(|a| !a.specific)
+    }
 
     /// The architecture of a name such as `sm_80`.
     pub fn parse(name: &str) -> Option<Architecture> {
         Architecture::ALL.iter().copied().find(|a| a.name() == name)
     }
 
+    /// Those of a list such as `sm_80,sm_90`.
+    ///
+    /// # Errors
+    /// [`SpecError::Unknown`] for a name that is none, with those that are.
+    pub fn list(names: &str) -> Result<Vec<Architecture>, SpecError> {
+        names.split(',').map(|name| name.trim().parse()).collect()
+    }
+
     /// The name: `sm_80`.
     pub fn name(self) -> String {
         format!("sm_{}{}", self.number, if self.specific { "a" } else { "" })
+    }
+}
+
+impl FromStr for Architecture {
+    type Err = SpecError;
+
+    fn from_str(name: &str) -> Result<Architecture, SpecError> {
+        Architecture::parse(name).ok_or_else(|| SpecError::Unknown {
+            option: "architecture",
+            value: name.to_owned(),
+            expected: Architecture::ALL.iter().map(|a| a.name()).collect::<Vec<_>>().join(", "),
+        })
     }
 }
 

@@ -8,6 +8,7 @@
 //! vocabulary.
 
 use super::Loss;
+use crate::error::SpecError;
 use crate::logits::{Logit, LogitsForm};
 use crate::program::{Expr, Graph, Program, ProgramError};
 
@@ -27,6 +28,25 @@ impl CrossEntropyForm {
     pub fn all() -> Vec<CrossEntropyForm> {
         let bit = |i: usize, bit: usize| i >> bit & 1 == 1;
         (0..8).map(|i| CrossEntropyForm { softcap: bit(i, 0), smoothing: bit(i, 1), argmax: bit(i, 2) }).collect()
+    }
+
+    /// Those of a list of names, such as `cross_entropy,cross_entropy_softcap`, or `all`.
+    ///
+    /// # Errors
+    /// [`SpecError::Unknown`] for a name that is none, with those that are.
+    pub fn list(names: &str) -> Result<Vec<CrossEntropyForm>, SpecError> {
+        let all = CrossEntropyForm::all();
+        if names == "all" {
+            return Ok(all);
+        }
+        let one = |name: &str| {
+            all.iter().copied().find(|form| form.name() == name).ok_or_else(|| SpecError::Unknown {
+                option: "loss",
+                value: name.to_owned(),
+                expected: format!("all, {}", all.iter().map(|form| form.name()).collect::<Vec<_>>().join(", ")),
+            })
+        };
+        names.split(',').map(|name| one(name.trim())).collect()
     }
 
     /// Name of the loss, `cross_entropy_softcap` for instance.

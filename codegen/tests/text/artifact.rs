@@ -41,6 +41,23 @@ fn another_interface_is_named() {
 }
 
 #[test]
+fn a_label_is_of_what_decides_the_code_and_not_of_the_compiler() {
+    let (on, entry) = (Architecture::parse("sm_90").unwrap(), entry(KernelKind::Merge));
+    let wanted = Label::of(&entry, "text", Form::Cubin, on);
+    let made = Label { compiler: "NVRTC 13.1.2".to_owned(), ..wanted.clone() };
+    assert!(made.is_of(&wanted) && made.file_name() == wanted.file_name());
+    let other_entry = Entry { abi: "other".to_owned(), ..entry.clone() };
+    for other in [
+        Label::of(&entry, "another", Form::Cubin, on),
+        Label::of(&entry, "text", Form::Ptx, on),
+        Label::of(&other_entry, "text", Form::Cubin, on),
+        Label { kernel: "other".to_owned(), ..wanted.clone() },
+    ] {
+        assert!(!other.is_of(&wanted) && other.file_name() != wanted.file_name(), "{other:?}");
+    }
+}
+
+#[test]
 fn options_say_the_form_and_the_architecture() {
     let on = Architecture::parse("sm_86").unwrap();
     let first = |form| options(form, on)[0].clone();

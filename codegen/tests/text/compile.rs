@@ -1,8 +1,9 @@
 //! Reading the compiler's log and listings; what needs no compiler.
 
-use vocabfuse_codegen::compile::log::{Figures, check, figures, serialized};
+use vocabfuse_codegen::compile::capability::Capability;
+use vocabfuse_codegen::compile::log::{Figures, check, figures, read, serialized};
 use vocabfuse_codegen::compile::occupancy::{Architecture, occupancy};
-use vocabfuse_codegen::compile::{CompileError, sass};
+use vocabfuse_codegen::compile::{CompileError, Form, sass};
 use vocabfuse_codegen::emit::cuda_entry;
 use vocabfuse_codegen::manifest::Entry;
 use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Target, cross_entropy};
@@ -48,6 +49,11 @@ fn spills_warnings_and_too_few_warps_are_refused() {
     let large = clean.replace("8192 bytes smem", "100000 bytes smem");
     assert!(rule(&large).contains("0 warps"));
     assert!(rule("").contains("no resource report"));
+    // Where a kernel is compiled on a user's machine, what can be launched runs.
+    let spilled = read(&entry(), sm80(), LOG).unwrap();
+    assert_eq!((spilled.resources.spills, spilled.faults), (36, vec![rule(LOG)]));
+    assert_eq!(read(&entry(), sm80(), &clean).unwrap().faults, [""; 0]);
+    assert!(read(&entry(), sm80(), &large).is_err() && read(&entry(), sm80(), "").is_err());
 }
 
 #[test]
@@ -60,6 +66,39 @@ fn occupancy_is_that_of_the_scarcest_resource() {
     assert_eq!(occupancy(Architecture::parse("sm_86").unwrap(), 256, 228, 98304), (1, 8), "four stages fit everywhere");
     assert_eq!(occupancy(sm80(), 256, 32, 200_000), (0, 0));
     assert_eq!(Architecture::parse("sm_42"), None);
+    let list = |names: &str| Architecture::list(names).map(|list| list.iter().map(|a| a.name()).collect::<Vec<_>>());
+    assert_eq!(list("sm_90a, sm_121"), Ok(vec!["sm_90a".to_owned(), "sm_121".to_owned()]));
+    let error = list("sm_80,sm_42").unwrap_err().to_string();
+    assert!(error.contains("sm_42") && error.contains("sm_100, sm_103, sm_120"), "{error}");
+}
+
+#[test]
+fn a_block_of_every_product_fits_on_every_architecture() {
+    for on in Architecture::ALL {
+        assert_eq!(on.shared_a_block + 1024, on.shared, "{on:?}");
+        assert!(occupancy(*on, 256, 255, entry().dynamic_shared).1 >= 8, "{on:?}");
+    }
+}
+
+#[test]
+fn a_device_runs_code_of_its_own_architecture_then_of_its_major_version_then_ptx() {
+    let spelled = |capability: Capability| -> Vec<String> {
+        let spell = |(form, on): (Form, Architecture)| format!("{form:?} {}", on.name());
+        capability.codes().into_iter().map(spell).collect()
+    };
+    let on = |major, minor| spelled(Capability::of(major, minor));
+    assert_eq!(on(7, 5), [""; 0]);
+    assert_eq!(on(8, 0), ["Cubin sm_80", "Ptx sm_80"]);
+    assert_eq!(on(8, 6), ["Cubin sm_86", "Cubin sm_80", "Ptx sm_86", "Ptx sm_80"]);
+    // Integrated GPUs and those on boards do not run each other's machine code.
+    assert_eq!(on(8, 7), ["Cubin sm_87", "Ptx sm_87", "Ptx sm_86", "Ptx sm_80"]);
+    assert_eq!(on(8, 9)[..4], ["Cubin sm_89", "Cubin sm_86", "Cubin sm_80", "Ptx sm_89"]);
+    assert_eq!(on(9, 0)[..2], ["Cubin sm_90", "Ptx sm_90"]);
+    assert_eq!(on(10, 3)[..3], ["Cubin sm_103", "Cubin sm_100", "Ptx sm_103"]);
+    assert_eq!(on(11, 0)[..2], ["Ptx sm_103", "Ptx sm_100"]);
+    assert_eq!(on(12, 1)[..3], ["Cubin sm_121", "Cubin sm_120", "Ptx sm_121"]);
+    assert_eq!(on(13, 0)[0], "Ptx sm_121");
+    assert_eq!(spelled(Capability { number: 80, cubins: false }), ["Ptx sm_80"]);
 }
 
 const LISTING: &str = "

@@ -1,13 +1,13 @@
 //! Compiled kernels on disk.
 //!
-//! An entry is an [`Artifact`] in a file that is named for everything that decides its code. It is written to a temporary
-//! file and renamed, so it is there whole or not at all, and a damaged entry is as good as none.
+//! An entry is an [`Artifact`] in a file that is named for its text, its interface and the options of the compiler. An entry serves
+//! everywhere, whatever compiler is installed. It is written to a temporary file and renamed, so it is there whole or not at all,
+//! and a damaged entry is as good as none.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use vocabfuse_codegen::compile::artifact::{Artifact, Label};
-use vocabfuse_codegen::manifest::hash;
 
 /// Environment variable that names the folder.
 const VARIABLE: &str = "VOCABFUSE_CACHE";
@@ -16,16 +16,6 @@ const VARIABLE: &str = "VOCABFUSE_CACHE";
 #[derive(Clone, Debug)]
 pub(super) struct Cache {
     folder: Option<PathBuf>,
-}
-
-/// Name of an entry but for the compiler that made it.
-fn stem(label: &Label) -> String {
-    let decides = serde_json::to_string(&(&label.text, &label.options)).unwrap_or_default();
-    format!("{}-{}", label.kernel, hash(decides.as_bytes()))
-}
-
-fn file(label: &Label) -> String {
-    format!("{}-{}.bin", stem(label), label.compiler.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_"))
 }
 
 impl Cache {
@@ -41,18 +31,11 @@ impl Cache {
         Cache { folder: Some(folder.to_owned()) }
     }
 
-    /// The code of a kernel, if it is there undamaged with this very label. Where the label has no compiler, as there is
-    /// none, that of any will do.
+    /// The code of a kernel, if it is there undamaged with such a label, whatever compiler it is of.
     pub(super) fn get(&self, wanted: &Label) -> Option<Vec<u8>> {
-        let folder = self.folder.as_ref()?;
-        if !wanted.compiler.is_empty() {
-            return read(&folder.join(file(wanted)), wanted);
-        }
-        let stem = stem(wanted);
-        let named = |path: &PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&stem));
-        let mut paths: Vec<PathBuf> = fs::read_dir(folder).ok()?.flatten().map(|e| e.path()).filter(named).collect();
-        paths.sort();
-        paths.iter().rev().find_map(|path| read(path, wanted))
+        let path = self.folder.as_ref()?.join(wanted.file_name());
+        let Artifact { label, code } = Artifact::decode(&fs::read(path).ok()?).ok()?;
+        label.is_of(wanted).then_some(code)
     }
 
     /// Keeps a kernel. A folder that cannot be written costs time only.
@@ -64,18 +47,13 @@ impl Cache {
     }
 }
 
-fn read(path: &Path, wanted: &Label) -> Option<Vec<u8>> {
-    let Artifact { label, code } = Artifact::decode(&fs::read(path).ok()?).ok()?;
-    let compiler = if wanted.compiler.is_empty() { &label.compiler } else { &wanted.compiler };
-    (label == Label { compiler: compiler.clone(), ..wanted.clone() }).then_some(code)
-}
-
-fn write(folder: &Path, artifact: &Artifact) -> std::io::Result<()> {
+/// Keeps a kernel in a folder, which is made if it is missing.
+pub(super) fn write(folder: &Path, artifact: &Artifact) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut entry = tempfile::NamedTempFile::new_in(folder)?;
     entry.write_all(&artifact.encode())?;
     entry.as_file().sync_all()?;
-    entry.persist(folder.join(file(&artifact.label))).map_err(|e| e.error)?;
+    entry.persist(folder.join(artifact.label.file_name())).map_err(|e| e.error)?;
     Ok(())
 }
 
@@ -111,25 +89,27 @@ mod tests {
             Label { text: text("0123"), ..label() },
             Label { options: vec![text("--gpu-architecture=sm_80")], ..label() },
             Label { options: vec![text("--gpu-architecture=sm_90"), text("-w")], ..label() },
-            Label { compiler: text("NVRTC 12.9.87"), ..label() },
         ] {
             assert_eq!(cache.get(&other), None, "{other:?}");
         }
     }
 
     #[test]
-    fn without_a_compiler_that_of_any_will_do() {
+    fn the_compiler_of_an_entry_does_not_matter() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         cache.put(&artifact());
-        assert_eq!(cache.get(&Label { compiler: String::new(), ..label() }), Some(artifact().code));
+        for compiler in ["", "NVRTC 12.9.86", "NVRTC 13.1.2"] {
+            let wanted = Label { compiler: compiler.to_owned(), ..label() };
+            assert_eq!(cache.get(&wanted), Some(artifact().code), "{compiler:?}");
+        }
     }
 
     #[test]
     fn a_damaged_entry_is_as_good_as_none() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
-        let path = folder.path().join(file(&label()));
+        let path = folder.path().join(label().file_name());
         cache.put(&artifact());
         let whole = fs::read(&path).unwrap();
         for at in 0..whole.len() {

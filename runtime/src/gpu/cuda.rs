@@ -1,20 +1,22 @@
 //! A CUDA device: the driver's library, loaded when a device is asked for.
 
 use super::clock::Clock;
-use super::driver::{Argument, Driver, Form, Graph, Handle, Operation, Shape};
+use super::driver::{Argument, Driver, Graph, Handle, Operation, Shape};
 use super::meter::Meter;
 use crate::{Error, Result};
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use std::borrow::Cow;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use vocabfuse_codegen::compile::capability::Capability;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 
 /// One stream of a device. Memory comes from the device's pool in the order of the stream.
 #[derive(Debug)]
 pub(super) struct Cuda {
     name: String,
-    architecture: Architecture,
+    capability: Capability,
     stream: Arc<CudaStream>,
     functions: Mutex<Vec<Function>>,
     clock: Arc<Mutex<Clock>>,
@@ -48,17 +50,13 @@ impl Cuda {
         let failed = |e: DriverError| Error::Device(format!("cuda:{ordinal}: {e}"));
         let context = CudaContext::new(ordinal).map_err(failed)?;
         let (major, minor) = context.compute_capability().map_err(failed)?;
-        let number = (major * 10 + minor) as u32;
-        // Code for 8.0 runs on every 8.x; later generations need their own.
-        let usable = Architecture::ALL.iter().filter(|a| !a.specific && a.number / 10 == number / 10);
-        let architecture = usable.filter(|a| a.number <= number).max_by_key(|a| a.number).copied();
-        let Some(architecture) = architecture else {
-            let names: Vec<String> = Architecture::ALL.iter().filter(|a| !a.specific).map(|a| a.name()).collect();
+        let capability = Capability::of(major as u32, minor as u32);
+        if capability.codes().is_empty() {
             return Err(Error::Device(format!(
-                "cuda:{ordinal} has compute capability {major}.{minor}; expected one that runs {}",
-                names.join(", ")
+                "cuda:{ordinal} has compute capability {major}.{minor}; expected at least {}",
+                oldest()
             )));
-        };
+        }
         if !context.has_async_alloc() {
             return Err(Error::Device(format!("cuda:{ordinal} has no stream-ordered memory pool; expected one")));
         }
@@ -67,7 +65,7 @@ impl Cuda {
         let stream = context.new_stream().map_err(failed)?;
         Ok(Cuda {
             name,
-            architecture,
+            capability,
             stream,
             functions: Mutex::default(),
             clock: Arc::default(),
@@ -105,6 +103,15 @@ impl Cuda {
     }
 }
 
+/// How machine code begins.
+const ELF: &[u8] = b"\x7fELF";
+
+/// The least compute capability that there are kernels for: `8.0`.
+fn oldest() -> String {
+    let least = Architecture::general().map(|a| a.number).min().unwrap_or_default();
+    format!("{}.{}", least / 10, least % 10)
+}
+
 // Memory that is freed stays in the pool for the next microbatch, instead of going back at the next synchronisation.
 fn keep_memory(context: &CudaContext) -> std::result::Result<(), DriverError> {
     let mut threshold = u64::MAX;
@@ -121,19 +128,22 @@ impl Driver for Cuda {
         self.name.clone()
     }
 
-    fn architecture(&self) -> Architecture {
-        self.architecture
-    }
-
-    fn form(&self) -> Form {
-        Form::Cubin
+    fn capability(&self) -> Capability {
+        self.capability
     }
 
     fn load(&self, name: &str, code: &[u8]) -> Result<Handle> {
         self.bind()?;
         let failed = self.failed(name);
-        let symbol = CString::new(name).map_err(|e| Error::Compile(e.to_string()))?;
-        // SAFETY: the code is a whole cubin of NVRTC, which the cache has checked against damage. The module is never
+        let of_text = |e: &dyn std::fmt::Display| Error::Compile(format!("kernel {name}: {e}"));
+        let symbol = CString::new(name).map_err(|e| of_text(&e))?;
+        // PTX ends with a zero byte.
+        let code = if code.starts_with(ELF) {
+            Cow::Borrowed(code)
+        } else {
+            Cow::Owned(CString::new(code).map_err(|e| of_text(&e))?.into_bytes_with_nul())
+        };
+        // SAFETY: the code is a whole cubin of NVRTC, or PTX with its end, and was checked against damage. The module is never
         // unloaded, so the function stays valid.
         let function = unsafe {
             let module = result::module::load_data(code.as_ptr().cast()).map_err(&failed)?;
@@ -291,13 +301,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_driver_the_error_says_what_is_missing() {
-        if has_driver() {
-            return;
-        }
-        let error = Cuda::new(0).unwrap_err();
-        assert!(matches!(error, Error::Missing(_)), "{error:?}");
+    fn without_a_driver_or_a_device_the_error_says_what_is_missing() {
+        // No machine has that many.
+        let error = Cuda::new(9999).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("cuda:0") && text.contains("libcuda.so.1") && !text.contains('\n'), "{text}");
+        assert!(text.contains("cuda:9999") && !text.contains('\n'), "{text}");
+        if has_driver() {
+            assert!(matches!(error, Error::Device(_)), "{error:?}");
+        } else {
+            assert!(matches!(error, Error::Missing(_)) && text.contains("libcuda.so.1"), "{error:?}");
+        }
     }
 }

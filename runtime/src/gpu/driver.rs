@@ -3,8 +3,7 @@
 use super::meter::Meter;
 use crate::Result;
 use std::fmt::Debug;
-pub use vocabfuse_codegen::compile::Form;
-use vocabfuse_codegen::compile::occupancy::Architecture;
+use vocabfuse_codegen::compile::capability::Capability;
 
 /// A kernel argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,11 +88,9 @@ pub trait Graph: Debug + Send + Sync + 'static {
 pub trait Driver: Debug + Send + Sync + 'static {
     /// For reports: `cuda:0` or `ptx:sm_80`.
     fn name(&self) -> String;
-    /// What kernels are compiled for.
-    fn architecture(&self) -> Architecture;
-    /// What kernels are compiled to.
-    fn form(&self) -> Form;
-    /// Loads a kernel. Its code was compiled, or checked against damage, in this process.
+    /// Which code it runs.
+    fn capability(&self) -> Capability;
+    /// Loads a kernel from machine code or PTX. Its code was compiled, or checked against damage, in this process.
     fn load(&self, name: &str, code: &[u8]) -> Result<Handle>;
     /// At least one byte of memory, aligned to 256 bytes, with any content.
     fn alloc(&self, bytes: usize) -> Result<u64>;

@@ -2,9 +2,10 @@
 
 use super::cache::Cache;
 use super::call::Call;
+use super::carried::Carried;
 use super::compile::Compiler;
 use super::driver::{Driver, Handle};
-use super::source::Source;
+use super::source::Programs;
 use crate::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,10 +34,10 @@ pub(super) struct Library {
 }
 
 impl Library {
-    pub(super) fn new(driver: Arc<dyn Driver>, cache: Cache) -> Library {
-        let (architecture, form) = (driver.architecture(), driver.form());
-        let compiler = Compiler { cache, architecture, form, embedded: vocabfuse_kernels::CUBINS };
-        Library { driver, compiler, loaded: Arc::default() }
+    pub(super) fn new(driver: Arc<dyn Driver>, cache: Cache) -> Result<Library> {
+        let capability = driver.capability();
+        let compiler = Compiler { cache, capability, carried: vec![Carried::built_in()?] };
+        Ok(Library { driver, compiler, loaded: Arc::default() })
     }
 
     /// The same kernels, launched through another driver of the same device.
@@ -53,14 +54,28 @@ impl Library {
         Library { driver: Arc::clone(&self.driver), compiler: self.compiler.clone(), loaded: Arc::default() }
     }
 
-    /// The kernel of a specification; its source is asked for unless it is loaded.
-    pub(super) fn get(&self, spec: &KernelSpec, source: impl FnOnce() -> Result<Source>) -> Result<Arc<Kernel>> {
+    /// The same device with another cache, and no kernel loaded.
+    pub(super) fn with_cache(&self, cache: Cache) -> Library {
+        let mut library = self.emptied();
+        library.compiler.cache = cache;
+        library
+    }
+
+    /// The same device with kernels that come before all others, and none loaded.
+    pub(super) fn with_carried(&self, carried: Carried) -> Library {
+        let mut library = self.emptied();
+        library.compiler.carried.insert(0, Arc::new(carried));
+        library
+    }
+
+    /// The kernel of a specification, whose programs are these.
+    pub(super) fn get(&self, spec: &KernelSpec, programs: Programs<'_>) -> Result<Arc<Kernel>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let name = spec.name();
         if let Some(kernel) = loaded.get(&name) {
             return Ok(Arc::clone(kernel));
         }
-        let source = source()?;
+        let source = self.compiler.source(spec, programs)?;
         let code = self.compiler.code(&source)?;
         let kernel = Arc::new(Kernel { handle: self.driver.load(&name, &code)?, entry: source.entry });
         loaded.insert(name, Arc::clone(&kernel));
@@ -155,7 +170,7 @@ impl Kernels {
     /// A call of a kernel, to be given its arguments.
     pub(super) fn call(&self, kind: KernelKind) -> Result<Call<'_>> {
         let spec = self.spec(kind)?;
-        let kernel = self.library.get(&spec, || Source::new(&spec, &self.loss))?;
+        let kernel = self.library.get(&spec, Programs::Loss(&self.loss))?;
         Ok(Call::new(self.driver(), kernel))
     }
 }

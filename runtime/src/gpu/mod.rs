@@ -6,6 +6,7 @@
 mod buffer;
 mod cache;
 mod call;
+mod carried;
 mod clock;
 mod compile;
 mod cuda;
@@ -13,6 +14,8 @@ mod driver;
 mod finish;
 mod kernels;
 mod meter;
+#[cfg(test)]
+mod newer_tests;
 mod operator;
 mod passes;
 mod ptx;
@@ -33,18 +36,19 @@ pub use tensor::DeviceTensor;
 
 use crate::{Error, Result};
 use cache::Cache;
+use carried::Carried;
 use driver::Driver;
 use kernels::Library;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use vocabfuse_codegen::{CrossEntropyForm, Dtype, Loss, Precision};
+use vocabfuse_codegen::{Architecture, Builder, Bundle, CrossEntropyForm, Loss, Precision};
 
 /// A GPU, or an interpreter in its place. Clones are the same device.
 ///
-/// Kernels are compiled by NVRTC when they are first called, and kept in the folder that `VOCABFUSE_CACHE` names, by
-/// default one in the user's cache folder. Ranks of one group share one device; all work runs in the order of its calls.
+/// Kernels that the program carries ([`Gpu::with_kernels`]) need no compiler. Others are compiled by NVRTC when they are first
+/// called, and kept in the folder that `VOCABFUSE_CACHE` names, by default one in the user's cache folder. Ranks of one group share one device; all work runs in the order of its calls.
 /// Tensors are copied to the device in pass S; results are copied back at the end of C1 and of pass T, and nothing that
 /// is launched waits for a value that was copied back.
 #[derive(Clone, Debug)]
@@ -86,7 +90,7 @@ impl Gpu {
         }
         Ok(Gpu {
             name: driver.name(),
-            library: Arc::new(Library::new(driver, Cache::new())),
+            library: Arc::new(Library::new(driver, Cache::new())?),
             losses: Arc::new(losses),
             precision: None,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -149,24 +153,30 @@ impl Gpu {
 
     /// The same device with another folder for compiled kernels.
     pub fn with_cache(mut self, folder: &Path) -> Gpu {
-        let driver = Arc::clone(self.library.driver());
-        self.library = Arc::new(Library::new(driver, Cache::at(folder)));
+        self.library = Arc::new(self.library.with_cache(Cache::at(folder)));
         self
     }
 
-    /// Compiles every kernel of a dtype and chunk for a GPU that need not be there, such as `sm_90`, into a cache folder,
-    /// which a machine without NVRTC can use. Returns their names.
+    /// The same device with kernels that a build script has made (`Builder::embed_cuda` of `vocabfuse-codegen`). Their text and
+    /// code come before those of the library, of the cache and of NVRTC, and of two bundles those of the later one come first. A
+    /// kernel of a loss is used only if its programs are those of the loss that runs.
     ///
     /// # Errors
-    /// [`Error::Missing`] without NVRTC; [`Error::Compile`] for what no kernel covers, or a kernel that breaks a rule.
-    pub fn compile_ahead(
-        architecture: &str,
-        dtype: Dtype,
-        precision: Option<Precision>,
-        chunk: usize,
-        folder: &Path,
-    ) -> Result<Vec<String>> {
-        compile::ahead(architecture, dtype, precision, chunk, folder)
+    /// [`Error::Compile`] for a manifest that cannot be read. A compiled kernel that is damaged is as good as none.
+    pub fn with_kernels(mut self, bundle: Bundle) -> Result<Gpu> {
+        self.library = Arc::new(self.library.with_carried(Carried::new(&bundle)?));
+        Ok(self)
+    }
+
+    /// Compiles the CUDA kernels of a builder for GPUs that need not be there, such as `sm_90`, into a cache folder, which a
+    /// machine without NVRTC can use: a cubin for each architecture, and PTX for all that are newer than the oldest. Returns the
+    /// names of the kernels, among which are those that their callers need besides. What is there already is kept.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without NVRTC; [`Error::Compile`] for a builder without CUDA kernels, a kernel that cannot be launched,
+    /// and a folder that cannot be written.
+    pub fn compile_ahead(builder: &Builder, architectures: &[Architecture], folder: &Path) -> Result<Vec<String>> {
+        compile::ahead(builder, architectures, folder)
     }
 
     /// For reports: `cuda:0 (name)` or `ptx:sm_80`.

@@ -1,9 +1,10 @@
 //! The PTX interpreter as a driver: the kernels of a GPU on any machine, checked while they run.
 
-use super::driver::{Argument, Driver, Form, Graph, Handle, Operation, Shape};
+use super::driver::{Argument, Driver, Graph, Handle, Operation, Shape};
 use super::meter::Meter;
 use crate::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use vocabfuse_codegen::compile::capability::Capability;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_ptx::{Arg, Class, Launch, Memory, Module, Report, launch};
 
@@ -79,8 +80,7 @@ impl Ptx {
     pub fn new(architecture: &str) -> Result<Ptx> {
         let known = Architecture::parse(architecture).filter(|a| !a.specific);
         let Some(architecture) = known else {
-            let all = Architecture::ALL.iter().filter(|a| !a.specific);
-            let names: Vec<String> = all.map(|a| format!("ptx:{}", a.name())).collect();
+            let names: Vec<String> = Architecture::general().map(|a| format!("ptx:{}", a.name())).collect();
             let message = format!("expected one of {}, got ptx:{architecture}", names.join(", "));
             return Err(Error::Option { option: "device", message });
         };
@@ -115,12 +115,8 @@ impl Driver for Ptx {
         format!("ptx:{}", self.architecture.name())
     }
 
-    fn architecture(&self) -> Architecture {
-        self.architecture
-    }
-
-    fn form(&self) -> Form {
-        Form::Ptx
+    fn capability(&self) -> Capability {
+        Capability { number: self.architecture.number, cubins: false }
     }
 
     fn load(&self, name: &str, code: &[u8]) -> Result<Handle> {

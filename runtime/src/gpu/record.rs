@@ -1,11 +1,11 @@
 //! Records what a driver is asked to do, instead of doing it.
 
-use super::driver::{Argument, Driver, Form, Graph, Handle, Operation, Shape};
+use super::driver::{Argument, Driver, Graph, Handle, Operation, Shape};
 use super::meter::Meter;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use vocabfuse_codegen::compile::occupancy::Architecture;
+use vocabfuse_codegen::compile::capability::Capability;
 
 /// A driver whose launches and copies within the device are recorded. Memory is that of the driver behind it; what is
 /// freed is freed when the recorder goes, since a replay uses it. While it records, copies from and to the host, which would
@@ -74,12 +74,8 @@ impl Driver for Recorder {
         self.inner.name()
     }
 
-    fn architecture(&self) -> Architecture {
-        self.inner.architecture()
-    }
-
-    fn form(&self) -> Form {
-        self.inner.form()
+    fn capability(&self) -> Capability {
+        self.inner.capability()
     }
 
     fn load(&self, name: &str, code: &[u8]) -> Result<Handle> {

@@ -1,14 +1,15 @@
-//! Texts of kernels: those that are checked in, and any other that the generator writes.
+//! Texts of kernels: those that a program carries, and any other that the generator writes.
 
 use crate::{Error, Result};
 use std::borrow::Cow;
 use std::sync::OnceLock;
+use vocabfuse_codegen::bundle::fingerprint;
 use vocabfuse_codegen::emit::{self, cuda_entry, cuda_logits_entry, cuda_operator_entry, emit};
-use vocabfuse_codegen::manifest::{Entry, Manifest};
+use vocabfuse_codegen::manifest::Entry;
 use vocabfuse_codegen::{KernelSpec, LogitsForm, Loss, Operator};
 
 /// A kernel before it is compiled.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Source {
     /// How it is called.
     pub(super) entry: Entry,
@@ -16,50 +17,48 @@ pub(super) struct Source {
     pub(super) text: Cow<'static, str>,
 }
 
-impl Source {
-    /// The kernel of a specification, whose loss is `loss`.
-    pub(super) fn new(spec: &KernelSpec, loss: &Loss) -> Result<Source> {
-        // A loss of somebody's own may have the same name.
-        if (spec.loss.is_none() || is_checked_in(loss))
-            && let Some(known) = checked_in(&spec.name())
-        {
-            return Ok(known);
+/// Where the programs of a kernel come from. A kernel without programs can have any.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Programs<'a> {
+    Loss(&'a Loss),
+    Logits(LogitsForm),
+    /// And a distribution, for a gradient.
+    Operator(&'a Operator, usize),
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Compile(error.to_string())
+}
+
+impl Programs<'_> {
+    /// What tells them from others of the same name.
+    pub(super) fn fingerprint(self) -> Result<String> {
+        match self {
+            Programs::Loss(loss) => Ok(fingerprint(loss)),
+            Programs::Logits(form) => form.fingerprint().map_err(failed),
+            Programs::Operator(operator, _) => Ok(fingerprint(operator)),
         }
-        Source::generated(cuda_entry(spec, loss), emit(spec, loss))
     }
 
-    /// The kernel that applies the options of the logits.
-    pub(super) fn of_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Source> {
-        let generated = || Source::generated(cuda_logits_entry(spec, form), emit::emit_logits(spec, form));
-        checked_in(&spec.name()).map_or_else(generated, Ok)
+    /// Whether a kernel of the crate `vocabfuse-kernels` that has their name holds them: a loss of somebody's own may have the
+    /// same name.
+    pub(super) fn are_checked_in(self) -> bool {
+        static LOSS: OnceLock<Option<Loss>> = OnceLock::new();
+        match self {
+            Programs::Loss(loss) => LOSS.get_or_init(|| vocabfuse_codegen::cross_entropy().ok()).as_ref() == Some(loss),
+            Programs::Logits(_) | Programs::Operator(..) => true,
+        }
     }
 
-    /// A kernel of an operator; a gradient by one of its distributions.
-    pub(super) fn of_operator(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Source> {
-        let generated = || {
-            let entry = cuda_operator_entry(spec, operator, distribution);
-            Source::generated(entry, emit::emit_operator(spec, operator, distribution))
+    /// The kernel of a specification with these programs.
+    pub(super) fn generate(self, spec: &KernelSpec) -> Result<Source> {
+        let (entry, kernel) = match self {
+            Programs::Loss(loss) => (cuda_entry(spec, loss), emit(spec, loss)),
+            Programs::Logits(form) => (cuda_logits_entry(spec, form), emit::emit_logits(spec, form)),
+            Programs::Operator(operator, distribution) => {
+                (cuda_operator_entry(spec, operator, distribution), emit::emit_operator(spec, operator, distribution))
+            }
         };
-        checked_in(&spec.name()).map_or_else(generated, Ok)
-    }
-
-    fn generated(
-        entry: std::result::Result<Entry, vocabfuse_codegen::Error>,
-        kernel: std::result::Result<emit::Kernel, vocabfuse_codegen::Error>,
-    ) -> Result<Source> {
-        let failed = |e: vocabfuse_codegen::Error| Error::Compile(e.to_string());
         Ok(Source { entry: entry.map_err(failed)?, text: Cow::Owned(kernel.map_err(failed)?.text) })
     }
-}
-
-fn is_checked_in(loss: &Loss) -> bool {
-    static LOSS: OnceLock<Option<Loss>> = OnceLock::new();
-    LOSS.get_or_init(|| vocabfuse_codegen::cross_entropy().ok()).as_ref() == Some(loss)
-}
-
-fn checked_in(name: &str) -> Option<Source> {
-    static MANIFEST: OnceLock<Option<Manifest>> = OnceLock::new();
-    let manifest = MANIFEST.get_or_init(|| Manifest::parse(vocabfuse_kernels::cuda::MANIFEST).ok()).as_ref()?;
-    let text = Cow::Borrowed(vocabfuse_kernels::cuda::text(name)?);
-    Some(Source { entry: manifest.find(name)?.clone(), text })
 }

@@ -2,25 +2,27 @@
 
 mod compiled;
 
-use super::values::{self, Kernels};
+use super::values::{self, Kernels, Losses, Operators};
 use super::{Outcome, print_json, print_line};
 use anyhow::{Context, bail, ensure};
 use compiled::Compiled;
 use serde::Serialize;
 use std::path::PathBuf;
 use vocabfuse::codegen::builder::{MANIFEST, write_files};
-use vocabfuse::codegen::compile::occupancy::Architecture;
 use vocabfuse::codegen::spec::default_chunks;
+use vocabfuse::codegen::{Architecture, operator};
 use vocabfuse::{Builder, Dtype, KernelKind, KernelSpec, Precision, Target};
 
 /// Generate the source text of kernels, and compile those of a GPU
 ///
 /// Writes DIR/TARGET/, a Rust module with one file a kernel, or for sm_80 DIR/cuda/ with CUDA texts and their manifest. The
-/// same options always give the same bytes. With --compile it prints registers, shared memory and occupancy of each CUDA
+/// same options always give the same bytes. With --loss all and --operator all they are all kernels that `vocabfuse list` shows for
+/// the target, and more; bf16x3 comes with --dtype f32. With --compile it prints registers, shared memory and occupancy of each CUDA
 /// kernel, the instructions of its main loop for each tensor-core product, and the roofline times of the passes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     vocabfuse generate --target avx512 --kernel logits_softmax --dtype bf16 --chunk 8192 --out kernels\n  \
+    vocabfuse generate --target sm_80 --loss all --operator all --out kernels\n  \
     vocabfuse generate --target sm_80 --dtype bf16 --chunk 8192 --out kernels --compile")]
 pub struct Args {
     /// Machine that the kernels are for
@@ -37,6 +39,12 @@ pub struct Args {
     /// 8192 and 32768 for sm_80; 256 too for bf16 on avx512bf16, alone for bf16x3]
     #[arg(long, value_name = "C", value_parser = values::chunk)]
     chunk: Option<usize>,
+    /// Forms of cross-entropy with commas between them, or all
+    #[arg(long, value_name = "NAMES", default_value = "cross_entropy", value_parser = values::losses)]
+    loss: Losses,
+    /// Operators with commas between them, all or none [default: none, but all for a --kernel that only operators have]
+    #[arg(long, value_name = "NAMES", value_parser = values::operators)]
+    operator: Option<Operators>,
     /// Folder to write to; it is made if missing
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -106,7 +114,12 @@ fn builder(args: &Args) -> anyhow::Result<Builder> {
         Kernels::All => KernelKind::ALL.to_vec(),
         Kernels::One(kind) => vec![kind],
     };
-    let mut builder = base.targets(&[args.target]).kernels(&kinds);
+    let operators = match &args.operator {
+        Some(Operators(chosen)) => chosen.clone(),
+        None if kinds.iter().all(|kind| kind.is_operators()) => operator::all()?,
+        None => vec![],
+    };
+    let mut builder = base.targets(&[args.target]).kernels(&kinds).forms(&args.loss.0)?.operators(&operators);
     if let Some(chunk) = args.chunk {
         builder = builder.chunks(&[chunk]);
     }

@@ -51,11 +51,16 @@ fn kernels_compile_ahead_for_a_gpu_that_is_not_there() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let names = Gpu::compile_ahead("sm_90", Dtype::F16, None, CHUNK, folder.path()).unwrap();
+    let operators = vocabfuse::codegen::operator::all().unwrap();
+    let builder = vocabfuse::Builder::cuda().dtypes(&[Dtype::F16]).chunks(&[CHUNK]).operators(&operators);
+    let architectures = vocabfuse::codegen::Architecture::list("sm_90").unwrap();
+    let names = Gpu::compile_ahead(&builder, &architectures, folder.path()).unwrap();
     assert!(names.iter().any(|n| n.starts_with("weight_grad__f16_c512")), "{names:?}");
     assert!(names.iter().any(|n| n.starts_with("row_statistics__kl_divergence")), "{names:?}");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), names.len());
-    assert!(Gpu::compile_ahead("sm_70", Dtype::F16, None, CHUNK, folder.path()).is_err());
+    // Machine code, and PTX for newer GPUs.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2 * names.len());
+    let nothing = builder.kernels(&[]);
+    assert!(Gpu::compile_ahead(&nothing, &architectures, folder.path()).is_err());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::super::Gpu;
 use super::super::call::Call;
 use super::super::driver::Driver;
 use super::super::kernels::{Kernels, Library, interned};
-use super::super::source::Source;
+use super::super::source::Programs;
 use super::CHUNK;
 use crate::operator::{Distribution, HostRows, Source as Origin};
 use crate::{Dtype, Error, Result};
@@ -61,7 +61,7 @@ impl OperatorKernels {
     pub(super) fn row_logits(&self, distribution: usize) -> Result<Call<'_>> {
         let form = self.inputs[distribution].form;
         let spec = spec(KernelKind::RowLogits, form.name())?;
-        let kernel = self.library.get(&spec, || Source::of_logits(&spec, form))?;
+        let kernel = self.library.get(&spec, Programs::Logits(form))?;
         Ok(Call::new(self.driver(), kernel))
     }
 
@@ -75,7 +75,7 @@ impl OperatorKernels {
     }
 
     fn of_operator(&self, spec: &KernelSpec, distribution: usize) -> Result<Call<'_>> {
-        let kernel = self.library.get(spec, || Source::of_operator(spec, &self.operator, distribution))?;
+        let kernel = self.library.get(spec, Programs::Operator(&self.operator, distribution))?;
         Ok(Call::new(self.driver(), kernel))
     }
 

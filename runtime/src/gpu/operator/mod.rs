@@ -12,8 +12,7 @@ use kernels::OperatorKernels;
 use std::ops::Range;
 use vocabfuse_codegen::Operator;
 
-/// Columns of a chunk: 8 KB of logits a token, and with some hundred tokens a block for every multiprocessor.
-pub(super) const CHUNK: usize = 2048;
+pub(super) use vocabfuse_codegen::cuda::OPERATOR_CHUNK as CHUNK;
 
 /// The chunks of some classes.
 fn chunks(classes: usize) -> impl Iterator<Item = Range<usize>> {
