@@ -1,6 +1,6 @@
 //! Generates sets of kernels: for `cargo xtask generate`, and for the build script of any crate.
 
-use crate::bundle::fingerprint;
+use crate::bundle::{Text, fingerprint};
 use crate::compile::occupancy::Architecture;
 use crate::emit::{
     Kernel, Part, assemble, cuda_entry, cuda_logits_entry, cuda_operator_entry, emit, emit_cuda_module, emit_logits,
@@ -175,12 +175,7 @@ impl Builder {
     /// # Errors
     /// See [`Error`].
     pub fn generate(&self) -> Result<Vec<Kernel>, Error> {
-        for chunk in self.chunks.iter().flatten() {
-            check_chunk(*chunk)?;
-        }
-        let losses = self.losses()?;
-        losses.iter().try_for_each(Loss::verify)?;
-        self.operators.iter().try_for_each(Operator::verify)?;
+        let losses = self.verified()?;
         let mut kernels = vec![];
         for &target in &self.targets {
             let wanted = self.wanted(target, &losses);
@@ -237,9 +232,15 @@ impl Builder {
         }
     }
 
-    // Losses: cross-entropy if none was named.
-    fn losses(&self) -> Result<Vec<Loss>, Error> {
-        if self.losses.is_empty() { Ok(vec![cross_entropy()?]) } else { Ok(self.losses.clone()) }
+    // The losses, which are cross-entropy if none was named, after a look at all that was asked for.
+    fn verified(&self) -> Result<Vec<Loss>, Error> {
+        for chunk in self.chunks.iter().flatten() {
+            check_chunk(*chunk)?;
+        }
+        let losses = if self.losses.is_empty() { vec![cross_entropy()?] } else { self.losses.clone() };
+        losses.iter().try_for_each(Loss::verify)?;
+        self.operators.iter().try_for_each(Operator::verify)?;
+        Ok(losses)
     }
 
     // The specifications of one kind; combinations that a target does not support are left out.
@@ -259,56 +260,20 @@ impl Builder {
         specs
     }
 
+    /// The CUDA kernels with how they are called, in the order of [`Builder::generate`].
+    pub(crate) fn cuda_texts(&self) -> Result<Vec<Text>, Error> {
+        let losses = self.verified()?;
+        let targets = self.targets.iter().filter(|target| target.is_cuda());
+        let wanted = targets.flat_map(|target| self.wanted(*target, &losses));
+        wanted.map(|(spec, programs)| programs.text(&spec)).collect()
+    }
+
     /// Manifest entries of the CUDA kernels, in the order of [`Builder::generate`].
     ///
     /// # Errors
     /// See [`Error`].
     pub fn entries(&self) -> Result<Vec<Entry>, Error> {
-        let known = self.losses()?;
-        let mut entries = vec![];
-        for kernel in self.generate()?.iter().filter(|k| k.spec.target.is_cuda()) {
-            entries.extend(self.entry(&kernel.spec, &known)?);
-        }
-        Ok(entries)
-    }
-
-    // The entry of a kernel whose programs are among those of the builder.
-    fn entry(&self, spec: &KernelSpec, losses: &[Loss]) -> Result<Option<Entry>, Error> {
-        let named = |name: &str| spec.loss.as_deref() == Some(name);
-        match spec.kernel {
-            KernelKind::RowLogits => {
-                let form = LogitsForm::ALL.iter().find(|form| named(form.name()));
-                form.map(|form| cuda_logits_entry(spec, *form)).transpose()
-            }
-            KernelKind::RowStatistics => {
-                let operator = self.operators.iter().find(|o| named(&o.name));
-                operator.map(|o| cuda_operator_entry(spec, o, 0)).transpose()
-            }
-            KernelKind::RowGradient => {
-                let gradients = self.operators.iter().flat_map(|o| (0..o.gradients.len()).map(move |d| (o, d)));
-                let mut alike = gradients.filter(|(o, distribution)| named(&o.gradient_name(*distribution)));
-                alike.next().map(|(o, distribution)| cuda_operator_entry(spec, o, distribution)).transpose()
-            }
-            // A kernel without a loss holds no program, so that any stands for it.
-            _ => {
-                let loss = losses.iter().find(|l| spec.loss.is_none() || named(&l.name));
-                loss.map(|loss| cuda_entry(spec, loss)).transpose()
-            }
-        }
-    }
-
-    /// Hash of the programs that a CUDA kernel holds, if it holds any.
-    pub(crate) fn programs(&self, spec: &KernelSpec) -> Result<Option<String>, Error> {
-        let Some(name) = &spec.loss else { return Ok(None) };
-        if spec.kernel == KernelKind::RowLogits {
-            let form = LogitsForm::ALL.iter().find(|form| form.name() == name);
-            return Ok(form.map(|form| form.fingerprint()).transpose()?);
-        }
-        if spec.kernel.is_rows() {
-            let alike = |o: &&Operator| o.name == *name || (0..o.gradients.len()).any(|d| o.gradient_name(d) == *name);
-            return Ok(self.operators.iter().find(alike).map(fingerprint));
-        }
-        Ok(self.losses()?.iter().find(|wanted| wanted.loss.name == *name).map(|wanted| fingerprint(&wanted.loss)))
+        Ok(self.cuda_texts()?.into_iter().map(|text| text.entry).collect())
     }
 
     /// All files by path: `<place>/mod.rs`, `<place>/prelude.rs` and one file a kernel for CPU targets, see [`Place`]; for
@@ -398,6 +363,22 @@ impl Programs<'_> {
             Programs::Operator(operator, distribution) => emit_operator(spec, operator, distribution),
             Programs::Logits(form) => emit_logits(spec, form),
         }
+    }
+
+    fn text(self, spec: &KernelSpec) -> Result<Text, Error> {
+        let entry = match self {
+            Programs::Loss(loss) => cuda_entry(spec, loss),
+            Programs::Operator(operator, distribution) => cuda_operator_entry(spec, operator, distribution),
+            Programs::Logits(form) => cuda_logits_entry(spec, form),
+        };
+        // A kernel without a name of programs holds none.
+        let programs = match self {
+            _ if spec.loss.is_none() => None,
+            Programs::Loss(loss) => Some(fingerprint(loss)),
+            Programs::Operator(operator, _) => Some(fingerprint(operator)),
+            Programs::Logits(form) => Some(form.fingerprint()?),
+        };
+        Ok(Text { entry: entry?, text: self.kernel(spec)?.text, programs })
     }
 
     fn part(self, spec: &KernelSpec) -> Result<Part, Error> {

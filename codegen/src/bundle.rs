@@ -72,10 +72,9 @@ pub fn texts(builder: &Builder) -> Result<Vec<Text>, Error> {
     }
     let mut texts: Vec<Text> = vec![];
     for part in parts {
-        for (kernel, entry) in part.generate()?.into_iter().zip(part.entries()?) {
-            if texts.iter().all(|known| known.entry.name != entry.name) {
-                let programs = part.programs(&kernel.spec)?;
-                texts.push(Text { entry, text: kernel.text, programs });
+        for text in part.cuda_texts()? {
+            if texts.iter().all(|known| known.entry.name != text.entry.name) {
+                texts.push(text);
             }
         }
     }
