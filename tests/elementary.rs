@@ -51,7 +51,7 @@ macro_rules! target {
         // A generated file, of which this test needs a few functions.
         #[allow(dead_code, unused_imports, missing_docs, clippy::all)]
         mod $name {
-            include!(concat!("../kernels-gen/src/", stringify!($name), "/prelude.rs"));
+            include!(concat!("../kernels-gen/src/cpu/", stringify!($name), "/prelude.rs"));
 
             /// A function of whole vectors.
             $(#[target_feature(enable = $features)])?

@@ -4,7 +4,7 @@ use crate::bundle::{Text, fingerprint};
 use crate::compile::occupancy::Architecture;
 use crate::emit::{
     Kernel, Part, assemble, cuda_entry, cuda_logits_entry, cuda_operator_entry, emit, emit_cuda_module, emit_logits,
-    emit_module, emit_operator, emit_prelude, logits_part, operator_part, part,
+    emit_module, emit_operator, emit_places, emit_prelude, logits_part, operator_part, part,
 };
 use crate::error::Error;
 use crate::logits::LogitsForm;
@@ -47,7 +47,7 @@ pub const MANIFEST: &str = "cuda/manifest.json";
 impl Default for Builder {
     fn default() -> Builder {
         Builder {
-            targets: Target::CPU.to_vec(),
+            targets: Target::cpus().collect(),
             dtypes: Dtype::ALL.to_vec(),
             precisions: vec![],
             chunks: None,
@@ -78,13 +78,30 @@ impl Builder {
         Ok(builder)
     }
 
+    /// The files of the crate `vocabfuse-kernels` for CPUs: those of [`Builder::checked_in`] and
+    /// [`Builder::checked_in_bf16x3`], and `mod.rs`, which lists them.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn checked_in_files() -> Result<BTreeMap<String, String>, Error> {
+        let (mut files, mut places) = (BTreeMap::new(), vec![]);
+        for builder in [Builder::checked_in()?, Builder::checked_in_bf16x3()?] {
+            places.extend(builder.modules(&builder.generate()?).into_iter().map(|(place, _)| place));
+            files.extend(builder.files()?);
+        }
+        files.insert("mod.rs".to_owned(), emit_places(&places)?);
+        Ok(files)
+    }
+
     /// What the crate `vocabfuse-kernels` holds for products of f32 in bf16x3: every form of cross-entropy, and the products
     /// of operators.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn checked_in_bf16x3() -> Result<Builder, Error> {
-        let builder = Builder::new().targets(Target::BF16).dtypes(&[Dtype::F32]).precisions(&[Precision::Bf16x3]);
+        let builder = Builder::new().dtypes(&[Dtype::F32]).precisions(&[Precision::Bf16x3]);
+        let targets: Vec<Target> = Target::cpus().filter(|target| Precision::Bf16x3.is_on(*target)).collect();
+        let builder = builder.targets(&targets);
         let mut builder = builder.operators(&operator::all()?);
         for form in CrossEntropyForm::all() {
             builder = builder.loss(form.loss()?);
@@ -94,7 +111,7 @@ impl Builder {
 
     /// All CUDA targets and kernels, bf16 and f16, the default chunks, and cross-entropy.
     pub fn cuda() -> Builder {
-        Builder::new().targets(Target::CUDA).dtypes(&[Dtype::Bf16, Dtype::F16])
+        Builder::new().targets(&Target::gpus().collect::<Vec<_>>()).dtypes(&[Dtype::Bf16, Dtype::F16])
     }
 
     /// What the crate `vocabfuse-kernels` holds for CUDA targets: [`Builder::cuda`] and all operators.
@@ -194,7 +211,8 @@ impl Builder {
     fn wanted<'a>(&'a self, target: Target, losses: &'a [Loss]) -> Vec<(KernelSpec, Programs<'a>)> {
         let mut wanted: Vec<(KernelSpec, Programs<'a>)> = vec![];
         // Row programs need a loss or operator of their own, and without operators nobody calls their products.
-        let of_losses = |kind: &&KernelKind| !kind.is_rows() && (!kind.is_operators() || !self.operators.is_empty());
+        let of_losses =
+            |kind: &&KernelKind| !kind.is_rows() && (!kind.row().of_operators || !self.operators.is_empty());
         for &kind in self.kernels.iter().filter(of_losses) {
             for loss in losses.iter().filter(|loss| loss.has(kind)) {
                 for spec in self.specs(kind, target, loss) {
@@ -204,10 +222,7 @@ impl Builder {
                 }
             }
         }
-        // Their programs run on f32, whatever X and W are made of: targets of bf16 use those of the same vectors.
-        if !Target::BF16.contains(&target) {
-            self.operator_specs(target, &mut wanted);
-        }
+        self.operator_specs(target, &mut wanted);
         wanted
     }
 
@@ -254,7 +269,9 @@ impl Builder {
             for chunk in chunks {
                 let spec = KernelSpec::with_precision(kind, target, dtype, precision, chunk, &loss.name);
                 let specialise = self.chunks.is_some() && !target.is_cuda();
-                specs.extend(spec.and_then(|spec| if specialise { spec.specialised(chunk) } else { Ok(spec) }));
+                let spec = spec.and_then(|spec| if specialise { spec.specialised(chunk) } else { Ok(spec) });
+                // What a precision changes nothing of is there without it.
+                specs.extend(spec.ok().filter(|spec| spec.precision() == precision));
             }
         }
         specs
@@ -326,8 +343,8 @@ impl Builder {
         }
         let mut text = String::new();
         for (place, listed) in modules {
-            if place.target != Target::Scalar {
-                text += "#[cfg(target_arch = \"x86_64\")]\n";
+            if let Some(condition) = place.target.cpu().and_then(|cpu| cpu.condition) {
+                text += &format!("#[cfg({condition})]\n");
             }
             let module = emit_module(place, &listed, true)?;
             text +=

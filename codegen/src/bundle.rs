@@ -65,7 +65,7 @@ pub struct Text {
 /// # Errors
 /// [`Error::NoCuda`] if there are none, or any error of generation.
 pub fn texts(builder: &Builder) -> Result<Vec<Text>, Error> {
-    let asked = builder.clone().targets(Target::CUDA);
+    let asked = builder.clone().targets(&Target::gpus().collect::<Vec<_>>());
     let mut parts = vec![asked.clone(), asked.clone().dtypes(&[Dtype::F32]).within(&[KernelKind::ScatterAdd])];
     if asked.has_operators() {
         parts.push(asked.chunks(&[OPERATOR_CHUNK]).within(&[KernelKind::Accumulate, KernelKind::WeightGrad]));

@@ -1,8 +1,8 @@
 //! How a host runs the CUDA kernels.
 //!
-//! Every kernel is launched with a grid along x of as many blocks as the function here that is named for it says, and
-//! with the block and dynamic shared memory of its manifest entry ([`crate::manifest::Entry`]). Parameters are those of
-//! the entry, in order. Counts are `i32`, strides `i64` in elements. A kernel with nothing to do is not launched: all
+//! Every kernel is launched with the block and dynamic shared memory of its manifest entry ([`crate::manifest::Entry`]), and
+//! a grid along x of as many blocks as [`Entry::blocks`](crate::manifest::Entry::blocks) says. Parameters are those of the
+//! entry, in order. Counts are `i32`, strides `i64` in elements. A kernel with nothing to do is not launched: all
 //! counts are at least 1. No kernel needs a value that the host would have to read back, so the whole sequence can be
 //! captured in a graph.
 //!
@@ -110,62 +110,5 @@
 //! block b adds `rows[order[i]]` for i in `starts[b]..starts[b + 1]` to `table[ids[b]]` in that order. The ids of a call
 //! differ, so that the sum does not depend on the order of blocks.
 
-use crate::plan::sm80::{REDUCE_ROWS, TILE_COLUMNS, TILE_TOKENS, plan};
-use crate::spec::{Dtype, KernelKind};
-
 /// Columns of a chunk of operators: 8 KB of logits a token, and with some hundred tokens a block for every multiprocessor.
 pub const OPERATOR_CHUNK: usize = 2048;
-
-/// Blocks of `logits_softmax`, `logits_gradient` and `logits` for some tokens and columns of a chunk.
-pub fn logits_blocks(tokens: usize, columns: usize) -> usize {
-    product_blocks(KernelKind::LogitsSoftmax, tokens, columns)
-}
-
-/// Blocks of `accumulate`.
-pub fn accumulate_blocks(tokens: usize, hidden: usize) -> usize {
-    product_blocks(KernelKind::Accumulate, tokens, hidden)
-}
-
-/// Blocks of `weight_grad` for some columns of a chunk.
-pub fn weight_grad_blocks(columns: usize, hidden: usize) -> usize {
-    product_blocks(KernelKind::WeightGrad, columns, hidden)
-}
-
-fn product_blocks(kernel: KernelKind, rows: usize, columns: usize) -> usize {
-    // Tiles are the same for all dtypes.
-    let plan = plan(kernel, Dtype::Bf16);
-    rows.div_ceil(plan.m) * columns.div_ceil(plan.n)
-}
-
-/// Tiles of tokens: rows of `column_partials` and of flags.
-pub fn token_tiles(tokens: usize) -> usize {
-    tokens.div_ceil(TILE_TOKENS)
-}
-
-/// Tiles of columns: rows of `partials`, `peaks` and flags.
-pub fn column_tiles(columns: usize) -> usize {
-    columns.div_ceil(TILE_COLUMNS)
-}
-
-/// Blocks of `saved_gradient` and `filter_tiles` for some tokens and columns of a chunk.
-pub fn tile_blocks(tokens: usize, columns: usize) -> usize {
-    token_tiles(tokens) * column_tiles(columns)
-}
-
-/// Blocks of `reduce_statistics`.
-pub fn reduce_blocks(tokens: usize) -> usize {
-    tokens.div_ceil(REDUCE_ROWS)
-}
-
-/// Blocks of `reduce_columns` for some columns of a chunk.
-pub fn reduce_columns_blocks(columns: usize) -> usize {
-    columns.div_ceil(256)
-}
-
-/// Blocks of kernels that look at all tokens together: `gradient_scale`, `select_tokens` and `reduce_loss`.
-pub const ONE_BLOCK: usize = 1;
-
-/// Blocks of `merge`, `finish`, `gather_rows`, `row_logits`, `row_statistics`, `row_gradient` and `round_rows` (a row each); of `scatter_add` (an id each); of `gradient_scale` (one).
-pub fn row_blocks(rows: usize) -> usize {
-    rows
-}

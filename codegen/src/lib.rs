@@ -16,7 +16,6 @@ pub mod lower;
 pub mod manifest;
 pub mod operator;
 pub mod place;
-pub mod plan;
 pub mod program;
 pub mod render;
 pub mod spec;

@@ -1,15 +1,15 @@
 //! What a host needs to know of a CUDA kernel to launch it: one entry a kernel, as JSON beside the texts.
 
-use crate::plan::sm80::Plan;
-use crate::spec::KernelSpec;
+use crate::spec::{Along, Dtype, Extent, KernelSpec, Plan, Types};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 
 /// Elements that a pointer leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// The dtype of the kernel.
+    /// The storage type of the kernel.
     Element,
+    /// Its output type.
+    Output,
     /// 32-bit float.
     F32,
     /// 32-bit signed integer.
@@ -113,6 +113,10 @@ pub struct Entry {
     pub parameters: Vec<Parameter>,
     /// Program inputs and outputs in order.
     pub bindings: Bindings,
+    /// What the blocks of the grid share out. Their number is the product of those along each extent, in whole clusters.
+    pub grid: Vec<Along>,
+    /// Blocks of a cluster.
+    pub cluster: usize,
     /// Threads of a block, along x.
     pub block: usize,
     /// Dynamic shared memory in bytes.
@@ -171,6 +175,16 @@ impl Manifest {
     }
 }
 
+impl Entry {
+    /// Blocks of a launch over some extents, none if there is nothing to do. Without an extent that the kernel needs: which
+    /// one.
+    pub fn blocks(&self, of: impl Fn(Extent) -> Option<usize>) -> Result<usize, Extent> {
+        let along = |along: &Along| of(along.extent).map(|count| count.div_ceil(along.per_block)).ok_or(along.extent);
+        let blocks = self.grid.iter().map(along).try_fold(1, |blocks, along| Ok(blocks * along?))?;
+        Ok(blocks.next_multiple_of(self.cluster.max(1)))
+    }
+}
+
 impl Type {
     /// Spelling in CUDA.
     pub fn cuda(self) -> &'static str {
@@ -181,6 +195,8 @@ impl Type {
             Type::Read(Data::I64) => "const i64*",
             Type::Read(Data::U8) => "const u8*",
             Type::Write(Data::Element) => "Element*",
+            Type::Read(Data::Output) => "const Output*",
+            Type::Write(Data::Output) => "Output*",
             Type::Write(Data::F32) => "float*",
             Type::Write(Data::I32) => "int*",
             Type::Write(Data::I64) => "i64*",
@@ -191,10 +207,11 @@ impl Type {
         }
     }
 
-    /// Spelling in the manifest, for a kernel of some dtype.
-    pub fn rust(self, dtype: impl fmt::Display) -> String {
+    /// Spelling in the manifest, for a kernel of some types.
+    pub fn rust(self, types: Types) -> String {
         let data = |data| match data {
-            Data::Element => dtype.to_string(),
+            Data::Element => types.storage.to_string(),
+            Data::Output => types.output.unwrap_or(Dtype::F32).to_string(),
             Data::F32 => "f32".to_owned(),
             Data::I32 => "i32".to_owned(),
             Data::I64 => "i64".to_owned(),

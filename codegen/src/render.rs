@@ -5,6 +5,7 @@
 //! parameters must be.
 
 use crate::error::Error;
+use crate::spec::KernelSpec;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 
@@ -51,6 +52,21 @@ fn failed(kernel: &str, error: &minijinja::Error) -> Error {
         _ => String::new(),
     };
     Error::Template { kernel: kernel.to_owned(), message: format!("{what}{place}") }
+}
+
+/// The template of a kernel: in the first folder of its target that has one.
+///
+/// # Errors
+/// [`Error::Template`] if none has.
+pub fn template(spec: &KernelSpec) -> Result<String, Error> {
+    let row = spec.target.row();
+    let extension = if spec.target.is_cuda() { "cu.in" } else { "rs.in" };
+    let stem = spec.kernel.row().template;
+    let mut paths = row.templates.iter().map(|folder| format!("{folder}/{stem}.{extension}"));
+    paths.find(|path| vocabfuse_templates::get(path).is_some()).ok_or_else(|| Error::Template {
+        kernel: spec.name(),
+        message: format!("no {stem}.{extension} in {}", row.templates.join(", ")),
+    })
 }
 
 /// Renders template `name` for kernel `kernel`.

@@ -85,15 +85,9 @@ impl Default for Registry {
     /// The kernels of this crate that this architecture can compile.
     fn default() -> Registry {
         let mut registry = Registry { kernels: vec![] };
-        registry.extend(crate::scalar::KERNELS);
-        #[cfg(target_arch = "x86_64")]
-        registry
-            .extend(crate::avx2::KERNELS)
-            .extend(crate::avx512::KERNELS)
-            .extend(crate::avx512bf16::KERNELS)
-            .extend(crate::avx512bf16_bf16x3::KERNELS);
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        registry.extend(crate::amx::KERNELS).extend(crate::amx_bf16x3::KERNELS);
+        crate::cpu::KERNELS.iter().for_each(|texts| {
+            registry.extend(texts);
+        });
         registry
     }
 }

@@ -79,7 +79,7 @@ pub enum Error {
         /// Target asked for.
         target: Target,
         /// What is missing.
-        missing: &'static str,
+        missing: String,
         /// Targets that can run.
         available: String,
     },

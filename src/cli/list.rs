@@ -69,8 +69,8 @@ fn of_cuda(entry: &Entry) -> Row {
         name: entry.name.clone(),
         kernel: spec.kernel.to_string(),
         loss: spec.loss.clone(),
-        dtype: spec.dtype.to_string(),
-        precision: spec.precision.map(|precision| precision.to_string()),
+        dtype: spec.types.storage.to_string(),
+        precision: spec.precision().map(|precision| precision.to_string()),
         chunk: spec.chunk,
         target: spec.target.to_string(),
         runnable: false,
@@ -80,7 +80,7 @@ fn of_cuda(entry: &Entry) -> Row {
 fn report(args: &Args) -> anyhow::Result<Report> {
     let mut available: Vec<&str> = Cpu::available_targets().into_iter().map(Target::as_str).collect();
     if Gpu::has_driver() {
-        available.extend(Target::CUDA.iter().map(|t| t.as_str()));
+        available.extend(Target::gpus().map(Target::as_str));
     }
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let registry = Registry::default();

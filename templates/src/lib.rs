@@ -20,6 +20,7 @@ macro_rules! templates {
 templates! {
     "cpu/kernel.rs.in",
     "cpu/module.rs.in",
+    "cpu/places.rs.in",
     "cpu/prelude_scalar.rs.in",
     "cpu/prelude_avx2.rs.in",
     "cpu/prelude_avx512.rs.in",
@@ -63,7 +64,7 @@ templates! {
     "cpu/amx/pack_tokens_grad.rs.in",
     "cpu/amx/pack_vocabulary.rs.in",
     "cpu/amx/logits_softmax.rs.in",
-    "cpu/amx/unpack_accumulator.rs.in",
+    "cpu/bf16/unpack_accumulator.rs.in",
     "cpu/amx/weight_grad.rs.in",
     "cpu/amx/gradient.rs.in",
     "cpu/amx/logits.rs.in",

@@ -41,7 +41,7 @@ pub fn amx(threads: usize) -> Option<Cpu> {
 
 /// Devices under test that multiply f32 in bf16x3.
 pub fn bf16x3(threads: usize) -> Vec<Cpu> {
-    let pairs: Vec<Cpu> = devices(threads).into_iter().filter(|cpu| Target::BF16.contains(&cpu.target())).collect();
+    let pairs: Vec<Cpu> = devices(threads).into_iter().filter(|cpu| !cpu.target().multiplies_f32()).collect();
     if pairs.is_empty() && !set("VOCABFUSE_ISA") {
         skipped(Need::Avx512Bf16, "no target here multiplies pairs of bf16");
     }

@@ -2,7 +2,7 @@
 
 use crate::test::install;
 use anyhow::{Context, Result, ensure};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use vocabfuse_codegen::Builder;
 use vocabfuse_codegen::builder::MANIFEST;
@@ -15,12 +15,11 @@ fn folder(within: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels-gen")).join(within)
 }
 
-fn replace(files: &BTreeMap<String, String>, root: &Path, folders: &[&str]) -> Result<()> {
-    for folder in folders {
-        let old = root.join(folder);
-        if old.exists() {
-            std::fs::remove_dir_all(&old).with_context(|| format!("removing {}", old.display()))?;
-        }
+/// Writes files below `root`, in the place of all that its folder `old` holds.
+fn replace(files: &BTreeMap<String, String>, root: &Path, old: &str) -> Result<()> {
+    let old = root.join(old);
+    if old.exists() {
+        std::fs::remove_dir_all(&old).with_context(|| format!("removing {}", old.display()))?;
     }
     for (name, text) in files {
         let path = root.join(name);
@@ -33,12 +32,10 @@ fn replace(files: &BTreeMap<String, String>, root: &Path, folders: &[&str]) -> R
 /// Replaces all generated files: Rust kernels under `src`, CUDA texts beside it, with a manifest of what NVRTC made of
 /// them. Only texts that changed are compiled.
 pub fn write() -> Result<()> {
-    let (mut cpu, mut cuda) = (Builder::checked_in()?.files()?, Builder::checked_in_cuda()?.files()?);
-    cpu.extend(Builder::checked_in_bf16x3()?.files()?);
+    let (cpu, mut cuda) = (Builder::checked_in_files()?, Builder::checked_in_cuda()?.files()?);
     cuda.insert(MANIFEST.to_owned(), manifest()?.to_json());
-    let modules: BTreeSet<&str> = cpu.keys().filter_map(|path| path.split('/').next()).collect();
-    replace(&cpu, &folder("src"), &modules.into_iter().collect::<Vec<_>>())?;
-    replace(&cuda, &folder(""), &["cuda"])?;
+    replace(&cpu, &folder("src/cpu"), "")?;
+    replace(&cuda, &folder(""), "cuda")?;
     println!("{} files", cpu.len() + cuda.len());
     Ok(())
 }

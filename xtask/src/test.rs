@@ -181,7 +181,7 @@ fn available() -> Result<Vec<String>> {
     ensure!(listed.status.success(), "vocabfuse list failed: {}", String::from_utf8_lossy(&listed.stderr));
     let report: Value = serde_json::from_slice(&listed.stdout).context("reading `vocabfuse list --json`")?;
     let names = report["available"].as_array().context("`vocabfuse list --json` has no list of targets")?;
-    let cpu = |name: &&str| Target::CPU.iter().any(|target| target.as_str() == *name);
+    let cpu = |name: &&str| Target::cpus().any(|target| target.as_str() == *name);
     Ok(names.iter().filter_map(Value::as_str).filter(cpu).map(str::to_owned).collect())
 }
 
@@ -216,7 +216,7 @@ impl Skipped {
     /// Rows of the table: targets that do not run here, and what tests have left out.
     fn rows(&self, available: &[String]) -> Vec<(String, String)> {
         let mut rows = vec![];
-        for target in Target::CPU.iter().map(|target| target.as_str()) {
+        for target in Target::cpus().map(Target::as_str) {
             // Tests say so if there is nothing to emulate AMX on.
             let said = self.0.keys().any(|(need, _)| need.as_str() == target);
             if !said && !available.iter().any(|name| name == target) {

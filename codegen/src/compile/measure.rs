@@ -44,7 +44,8 @@ impl Bench {
         if let Some(program) = &self.disassembler {
             let listing = sass::count(&tools::disassemble(program, &cubin)?);
             sass::check(entry, &on.name(), &listing)?;
-            resources.main_loop = entry.spec.kernel.is_product().then(|| MainLoop::from(listing.main_loop));
+            resources.main_loop =
+                entry.spec.kernel.has_operands(entry.spec.target).then(|| MainLoop::from(listing.main_loop));
         }
         Ok((cubin, resources))
     }

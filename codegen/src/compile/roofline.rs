@@ -1,6 +1,6 @@
 //! How long the passes take at least, by counts of operations and bytes.
 
-use crate::plan::sm80::{TILE_COLUMNS, TILE_TOKENS};
+use crate::spec::SM80_TILE;
 
 /// A GPU, by its published figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,9 +68,10 @@ impl Work {
 
 // Operations of a product whose last wave is as long as the others, one block of 128 x 256 a multiprocessor.
 fn waves(gpu: Gpu, rows: usize, columns: usize, inner: usize) -> f64 {
-    let tiles = rows.div_ceil(TILE_TOKENS) * columns.div_ceil(TILE_COLUMNS);
+    let (m, n) = SM80_TILE;
+    let tiles = rows.div_ceil(m) * columns.div_ceil(n);
     let whole = tiles.div_ceil(gpu.multiprocessors) * gpu.multiprocessors;
-    2.0 * (whole * TILE_TOKENS * TILE_COLUMNS) as f64 * inner as f64
+    2.0 * (whole * m * n) as f64 * inner as f64
 }
 
 /// Pass S: logits, statistics and A, chunk by chunk, with values of `element` bytes.

@@ -106,17 +106,18 @@ pub fn count(listing: &str) -> Listing {
 /// [`CompileError::Refused`] with what is missing.
 pub fn check(entry: &Entry, architecture: &str, found: &Listing) -> Result<(), CompileError> {
     let spec = &entry.spec;
-    let half = spec.dtype != Dtype::F32;
+    let half = spec.types.storage != Dtype::F32;
     // Strips of f32 have no matrix load: ldmatrix transposes 16-bit elements only.
     let matrix_loads = half || spec.kernel != KernelKind::WeightGrad;
+    let product = spec.kernel.has_operands(spec.target);
     let inner = &found.main_loop;
     let copies = if half { inner.copies } else { found.kernel.copies };
     let rules = [
         (found.kernel.local == 0, "no access to spilled registers"),
-        (!spec.kernel.is_product() || inner.products > 0, "tensor-core products in its main loop"),
-        (!spec.kernel.is_product() || !half || inner.products_16816 == inner.products, "products of 16 x 8 x 16 only"),
-        (!spec.kernel.is_product() || !matrix_loads || inner.matrix_loads > 0, "matrix loads in its main loop"),
-        (!spec.kernel.is_product() || copies > 0, "asynchronous copies in its main loop"),
+        (!product || inner.products > 0, "tensor-core products in its main loop"),
+        (!product || !half || inner.products_16816 == inner.products, "products of 16 x 8 x 16 only"),
+        (!product || !matrix_loads || inner.matrix_loads > 0, "matrix loads in its main loop"),
+        (!product || copies > 0, "asynchronous copies in its main loop"),
     ];
     match rules.iter().find(|(holds, _)| !holds) {
         None => Ok(()),

@@ -6,10 +6,9 @@ use crate::error::{Error, SpecError};
 use crate::loss::{Loss, Merge, OPERAND_FACTOR};
 use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
 use crate::place::Place;
-use crate::plan::cpu::{Tile, tile};
 use crate::program::{Kind, LARGEST_POWER, Program, Shape, Type, ValueId};
-use crate::render::render;
-use crate::spec::{Dtype, KernelKind, KernelSpec, Precision, Target};
+use crate::render::{render, template};
+use crate::spec::{Dtype, KernelKind, KernelSpec, Precision};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
@@ -99,6 +98,15 @@ impl Part {
         let (a, b) = (&self.spec, &other.spec);
         (a.kernel, a.place(), a.chunk) == (b.kernel, b.place(), b.chunk) && self.body == other.body
     }
+
+    /// The function of the kernel. A template that only loads and stores tensors is generic in how these are stored.
+    fn function(&self) -> String {
+        if self.body.contains("fn kernel<const STORED: u8>") {
+            format!("kernel::<{}>", self.spec.types.storage.as_str().to_uppercase())
+        } else {
+            "kernel".to_owned()
+        }
+    }
 }
 
 pub(super) fn part(spec: &KernelSpec, loss: &Loss) -> Result<Part, Error> {
@@ -111,11 +119,11 @@ pub(super) fn part(spec: &KernelSpec, loss: &Loss) -> Result<Part, Error> {
 pub(super) fn render_part(spec: &KernelSpec, programs: Value, bindings: Value, shared: bool) -> Result<Part, Error> {
     let common = context! {
         chunk => spec.chunk,
-        dtype => spec.dtype.as_str(),
-        storage => if spec.dtype == Dtype::F32 { "f32" } else { "u16" },
+        dtype => spec.types.storage.as_str(),
+        storage => if spec.types.storage == Dtype::F32 { "f32" } else { "u16" },
         ..place_context(spec.place())
     };
-    let body = render(&format!("cpu/{}", template(spec)), &spec.name(), context! { ..programs, ..common })?;
+    let body = render(&template(spec)?, &spec.name(), context! { ..programs, ..common })?;
     Ok(Part { spec: spec.clone(), body, bindings, shared })
 }
 
@@ -134,35 +142,20 @@ pub fn assemble(parts: &[Part]) -> Result<Kernel, Error> {
             spec => spec_strings(&part.spec),
             bindings => part.bindings.clone(),
             shared => part.shared,
-            function => function(&part.spec),
+            function => part.function(),
         }
     });
     let context = context! {
         version => env!("CARGO_PKG_VERSION"),
         spec_json => serde_json::to_string(&first.spec).unwrap_or_default(),
-        template => template(&first.spec),
+        template => template(&first.spec)?,
         body => first.body.trim_end(),
         kernels => entries.collect::<Vec<_>>(),
-        entry => entry(first.spec.kernel),
+        entry => first.spec.kernel.row().cpu.map(|on| on.entry),
     };
     let text = render("cpu/kernel.rs.in", &name, context)?;
     let kernels = parts.iter().map(|part| part.spec.clone()).collect();
     Ok(Kernel { spec: first.spec.clone(), name, text, kernels })
-}
-
-/// The function of a kernel: those that only load and store tensors are generic in how these are stored.
-fn function(spec: &KernelSpec) -> String {
-    use KernelKind::{
-        GatherRows, LogitsOperand, LogitsSoftmax, PackTokens, PackTokensGrad, PackVocabulary, ScatterAdd,
-        WeightGradRecompute, WeightGradSaved,
-    };
-    let generic = match spec.kernel {
-        GatherRows | ScatterAdd => true,
-        PackTokens | PackTokensGrad | PackVocabulary => !Target::BF16.contains(&spec.target),
-        LogitsSoftmax | LogitsOperand | WeightGradSaved | WeightGradRecompute => spec.target != Target::Amx,
-        _ => false,
-    };
-    if generic { format!("kernel::<{}>", spec.dtype.as_str().to_uppercase()) } else { "kernel".to_owned() }
 }
 
 /// The prelude that the kernels of a place share.
@@ -192,77 +185,40 @@ pub fn emit_module(place: Place, kernels: &[&Kernel], inline: bool) -> Result<St
     render("cpu/module.rs.in", &format!("module of {place}"), context)
 }
 
-fn template(spec: &KernelSpec) -> String {
-    match (spec.target, spec.kernel) {
-        (Target::Amx, KernelKind::PackTokens | KernelKind::PackTokensGrad | KernelKind::PackVocabulary)
-        | (Target::Amx, KernelKind::Logits | KernelKind::InputGrad | KernelKind::VocabularyGrad)
-        | (Target::Amx, KernelKind::LogitsSoftmax | KernelKind::UnpackAccumulator) => {
-            format!("amx/{}.rs.in", spec.kernel)
+/// The module that lists the modules of some places.
+///
+/// # Errors
+/// See [`Error`].
+pub fn emit_places(places: &[Place]) -> Result<String, Error> {
+    let place = |place: &Place| {
+        let products = place.precision.map(|precision| format!(", products of f32 in {precision}"));
+        context! {
+            name => place.to_string(),
+            title => format!("target {}{}", place.target, products.unwrap_or_default()),
+            condition => place.target.cpu().and_then(|cpu| cpu.condition),
         }
-        (Target::Amx, KernelKind::LogitsOperand) => "amx/logits_softmax.rs.in".to_owned(),
-        (Target::Amx, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => {
-            "amx/weight_grad.rs.in".to_owned()
-        }
-        (Target::Avx512Bf16, KernelKind::PackTokens | KernelKind::PackTokensGrad | KernelKind::PackVocabulary) => {
-            format!("avx512bf16/{}.rs.in", spec.kernel)
-        }
-        // Both keep A in the same blocks.
-        (Target::Avx512Bf16, KernelKind::UnpackAccumulator) => "amx/unpack_accumulator.rs.in".to_owned(),
-        (_, KernelKind::LogitsOperand) => "logits_softmax.rs.in".to_owned(),
-        (_, KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute) => "weight_grad.rs.in".to_owned(),
-        _ => format!("{}.rs.in", spec.kernel),
-    }
-}
-
-fn entry(kernel: KernelKind) -> &'static str {
-    match kernel {
-        KernelKind::PackTokens | KernelKind::PackTokensGrad => "PackTokens",
-        KernelKind::PackVocabulary => "PackVocabulary",
-        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => "LogitsSoftmax",
-        KernelKind::UnpackAccumulator => "UnpackAccumulator",
-        KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => "WeightGrad",
-        KernelKind::Merge => "Merge",
-        KernelKind::Finish => "Finish",
-        KernelKind::GatherRows => "GatherRows",
-        KernelKind::ScatterAdd => "ScatterAdd",
-        KernelKind::Logits => "RawLogits",
-        KernelKind::RowLogits => "RowLogits",
-        KernelKind::RowStatistics => "RowStatistics",
-        KernelKind::RowGradient => "RowGradient",
-        KernelKind::InputGrad => "InputGrad",
-        KernelKind::VocabularyGrad => "VocabularyGrad",
-        // `KernelSpec::new` refuses kernels that only CUDA targets have.
-        _ => "",
-    }
+    };
+    let places: Vec<Value> = places.iter().map(place).collect();
+    render("cpu/places.rs.in", "module of places", context! { version => env!("CARGO_PKG_VERSION"), places })
 }
 
 fn spec_strings(spec: &KernelSpec) -> Value {
     context! {
         kernel => spec.kernel.as_str(),
         target => spec.target.as_str(),
-        dtype => spec.dtype.as_str(),
-        precision => spec.precision.map(Precision::as_str),
+        dtype => spec.types.storage.as_str(),
+        precision => spec.precision().map(Precision::as_str),
         chunk => spec.chunk,
         loss => spec.loss.as_deref(),
     }
 }
 
-fn features(target: Target) -> &'static str {
-    match target {
-        Target::Scalar | Target::Sm80 => "",
-        Target::Avx2 => "avx2,fma,f16c",
-        Target::Avx512 => "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
-        Target::Avx512Bf16 | Target::Amx => "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c",
-    }
-}
-
 fn place_context(place: Place) -> Value {
-    let features = features(place.target);
+    let features = place.target.cpu().map(|cpu| cpu.features.join(",")).unwrap_or_default();
     let attribute =
         if features.is_empty() { String::new() } else { format!("#[target_feature(enable = \"{features}\")]") };
-    let tile: Tile = tile(place.target, place.precision);
     context! {
-        tile => Value::from(Serde(&tile)),
+        tile => Value::from(Serde(&place.target.tile(place.precision))),
         features => features,
         largest_power => format!("{LARGEST_POWER:?}"),
         attribute => attribute,

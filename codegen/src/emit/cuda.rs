@@ -7,10 +7,9 @@ use crate::error::{Error, SpecError};
 use crate::loss::{Loss, OPERAND_FACTOR};
 use crate::lower::{Cuda, Fragment, Lowering, lower};
 use crate::manifest::{Bindings, Entry, Parameter, Type, abi_hash};
-use crate::plan::sm80::{self, plan};
 use crate::program::{Input, LARGEST_POWER, NO_REFERENCE, Op, Program, Shape, ValueId};
-use crate::render::render;
-use crate::spec::{Dtype, KernelKind, KernelSpec};
+use crate::render::{render, template};
+use crate::spec::{Along, Cuda as Machine, Dtype, KernelKind, KernelSpec, Layout, Plan, WEIGHT_GRADIENT, Work};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 
@@ -19,25 +18,44 @@ use minijinja::{Value, context};
 /// # Errors
 /// See [`Error`].
 pub fn entry(spec: &KernelSpec, loss: &Loss) -> Result<Entry, Error> {
-    Ok(entry_of(spec, &parameters(spec, loss)?, bindings(spec, loss)))
+    entry_of(spec, &parameters(spec, loss)?, bindings(spec, loss))
 }
 
-pub(super) fn entry_of(spec: &KernelSpec, typed: &[(String, Type)], bindings: Bindings) -> Entry {
-    let spelled = |(name, ty): &(String, Type)| Parameter { name: name.clone(), ty: ty.rust(spec.dtype) };
+pub(super) fn entry_of(spec: &KernelSpec, typed: &[(String, Type)], bindings: Bindings) -> Result<Entry, Error> {
+    let spelled = |(name, ty): &(String, Type)| Parameter { name: name.clone(), ty: ty.rust(spec.types) };
     let parameters: Vec<Parameter> = typed.iter().map(spelled).collect();
-    let plan = plan(spec.kernel, spec.dtype);
-    Entry {
+    let Geometry { plan, grid, .. } = geometry(spec)?;
+    Ok(Entry {
         name: spec.name(),
         spec: spec.clone(),
         abi: abi_hash(&parameters, &bindings),
         parameters,
         bindings,
+        grid,
+        cluster: plan.cluster,
         block: plan.threads,
         dynamic_shared: plan.shared,
         plan,
         text: String::new(),
         resources: vec![],
-    }
+    })
+}
+
+/// How a target launches a kernel.
+struct Geometry {
+    machine: &'static Machine,
+    work: Work,
+    plan: Plan,
+    grid: Vec<Along>,
+}
+
+fn geometry(spec: &KernelSpec) -> Result<Geometry, Error> {
+    let (Some(machine), Some(on)) = (spec.target.cuda(), spec.kernel.row().cuda) else {
+        let what = format!("kernel {} on target {} as CUDA text", spec.kernel, spec.target);
+        return Err(SpecError::Unsupported { what, supported: "kernels and targets of GPUs".to_owned() }.into());
+    };
+    let (plan, grid) = ((machine.plan)(on.work, spec.types.storage), (machine.grid)(on.work));
+    Ok(Geometry { machine, work: on.work, plan, grid })
 }
 
 /// The module that lists texts and manifest of CUDA kernels.
@@ -60,57 +78,48 @@ pub(super) fn render_kernel(
     parameters: &[(String, Type)],
 ) -> Result<Kernel, Error> {
     let name = spec.name();
+    let Geometry { machine, work, plan, .. } = geometry(spec)?;
+    let cuda = |dtype| if dtype == Dtype::F32 { "float" } else { "u16" };
     let list: Vec<String> = parameters.iter().map(|(name, ty)| format!("{} {name}", ty.cuda())).collect();
     let common = context! {
         version => env!("CARGO_PKG_VERSION"),
         name => name.as_str(),
         spec_json => serde_json::to_string(spec).unwrap_or_default(),
-        template => format!("sm80/{}.cu.in", template(spec.kernel)),
+        template => template(spec)?,
         signature => list.join(",\n    "),
-        dtype => spec.dtype.as_str(),
-        precision => spec.precision.map_or("", |p| p.as_str()),
-        storage => if spec.dtype == Dtype::F32 { "float" } else { "u16" },
-        element_bytes => spec.dtype.size(),
-        tile => Value::from(Serde(&plan(spec.kernel, spec.dtype))),
+        dtype => spec.types.storage.as_str(),
+        precision => spec.precision().map_or("", |p| p.as_str()),
+        storage => cuda(spec.types.storage),
+        output => spec.types.output.map(cuda),
+        element_bytes => spec.types.storage.size(),
+        tile => Value::from(Serde(&plan)),
         chunk => spec.chunk,
         no_reference => format!("{NO_REFERENCE:e}"),
         largest_power => format!("{LARGEST_POWER:?}"),
-        skip_rows => sm80::TILE_TOKENS,
-        skip_columns => sm80::TILE_COLUMNS,
-        ..product_context(spec.kernel)
+        skip_rows => machine.tile_tokens,
+        skip_columns => machine.tile_columns,
+        ..product_context(work)
     };
     let text = render("cuda/kernel.cu.in", &name, context! { ..programs, ..common })?;
     Ok(Kernel { spec: spec.clone(), name, text, kernels: vec![spec.clone()] })
 }
 
-// Another product of pass S differs in its program alone.
-fn template(kernel: KernelKind) -> KernelKind {
-    if kernel == KernelKind::LogitsOperand { KernelKind::LogitsSoftmax } else { kernel }
-}
-
-// Which operands hold the inner dimension contiguously.
-fn product_context(kernel: KernelKind) -> Value {
-    let (a_rows, b_rows) = match kernel {
-        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand | KernelKind::LogitsGradient | KernelKind::Logits => {
-            (true, true)
-        }
-        KernelKind::Accumulate => (true, false),
-        _ => (false, false),
-    };
-    context! { a_rows, b_rows, skips => kernel == KernelKind::WeightGrad }
+// Which operands hold the inner dimension contiguously, and whether tiles of Q may be left out.
+fn product_context(work: Work) -> Value {
+    let Work::Product(Layout { a_inner, b_inner, .. }) = work else { return context! {} };
+    context! { a_rows => a_inner, b_rows => b_inner, skips => work == Work::Product(WEIGHT_GRADIENT) }
 }
 
 // Shared memory of the epilogue, which begins where the stages do: the tile of 16-bit values, then the column inputs.
-fn scratch_context(spec: &KernelSpec, staged: &[String], rows: usize) -> Value {
-    let plan = plan(spec.kernel, spec.dtype);
-    let tile = if spec.dtype.size() == 2 { plan.m * (plan.n * 2 + 16) } else { 0 };
+fn scratch_context(spec: &KernelSpec, plan: Plan, staged: &[String], rows: usize) -> Value {
+    let tile = if spec.types.storage.size() == 2 { plan.m * (plan.n * 2 + 16) } else { 0 };
     context! { staged => staged.to_vec(), scratch_offset => tile, scratch_bytes => staged.len() * plan.n * 4 + rows }
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
     let (statistics, values) = statistics(&loss.statistics, 1, &Cuda);
     let listed = Value::from(Serde(&statistics));
-    let plan = plan(spec.kernel, spec.dtype);
+    let Geometry { plan, .. } = geometry(spec)?;
     let staged = staged(spec.kernel, loss);
     let element = |v: ValueId| (v, Shape::Element);
     Ok(match spec.kernel {
@@ -128,7 +137,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                     Value::from(Serde(&Fragment { results: vec![nothing], ..Fragment::default() }))
                 }
             };
-            let f16 = spec.dtype == Dtype::F16;
+            let f16 = spec.types.storage == Dtype::F16;
             // A value a row and warp for the peak, each statistic and the reference.
             let rows = (statistics.len() + 2) * (plan.n / 64) * plan.m * 4;
             context! {
@@ -138,7 +147,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 // f16 holds E up to 65504 = e^11.
                 window => if f16 { "6.9" } else { "13.8" },
                 window_reason => if f16 { ": f16 cannot hold more" } else { "" },
-                ..scratch_context(spec, &staged, rows)
+                ..scratch_context(spec, plan, &staged, rows)
             }
         }
         KernelKind::LogitsGradient | KernelKind::SavedGradient => {
@@ -155,7 +164,7 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
                 restore => lowered(&loss.statistics, "s", &[element(restored)])?,
                 gradient => lowered(&loss.gradient, "g", &wanted)?,
                 column_gradients => columns.len(),
-                ..scratch_context(spec, &staged, (plan.m / 64) * plan.n * 4)
+                ..scratch_context(spec, plan, &staged, (plan.m / 64) * plan.n * 4)
             }
         }
         KernelKind::ReduceStatistics | KernelKind::Merge => {

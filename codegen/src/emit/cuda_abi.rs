@@ -2,7 +2,7 @@
 
 use crate::error::{Error, SpecError};
 use crate::loss::Loss;
-use crate::manifest::Data::{Element, F32, I32, I64, U8};
+use crate::manifest::Data::{Element, F32, I32, I64, Output, U8};
 use crate::manifest::{Bindings, Type};
 use crate::program::Program;
 use crate::spec::{KernelKind, KernelSpec};
@@ -171,7 +171,7 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
                 ("tokens", Int),
                 ("hidden", Int),
                 ("columns", Int),
-                ("dw", Write(F32)),
+                ("dw", Write(Output)),
                 ("dw_stride", Long),
                 ("beta", Int),
                 ("scale", Read(F32)),
@@ -249,7 +249,7 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
                 ("target_stride", Long),
                 ("target_index", Read(I32)),
                 ("rows", Read(I32)),
-                ("dx", Write(F32)),
+                ("dx", Write(Output)),
                 ("dx_stride", Long),
                 ("outputs", Write(F32)),
                 ("output_stride", Long),
@@ -261,7 +261,7 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
                 ("table_stride", Long),
                 ("ids", Read(I32)),
                 ("columns", Int),
-                ("out", Write(Element)),
+                ("out", Write(Output)),
                 ("out_stride", Long),
             ],
             &[],
@@ -274,7 +274,7 @@ pub(super) fn parameters(spec: &KernelSpec, loss: &Loss) -> Result<Vec<(String, 
                 ("starts", Read(I32)),
                 ("order", Read(I32)),
                 ("columns", Int),
-                ("table", Write(F32)),
+                ("table", Write(Output)),
                 ("table_stride", Long),
             ],
             &[],

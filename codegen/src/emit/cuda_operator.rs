@@ -21,7 +21,7 @@ use minijinja::{Value, context};
 /// See [`Error`].
 pub fn logits_entry(spec: &KernelSpec, form: LogitsForm) -> Result<Entry, Error> {
     let interface = Interface::of_logits(&form.program()?, form)?;
-    Ok(entry_of(spec, &interface.parameters, interface.bindings))
+    entry_of(spec, &interface.parameters, interface.bindings)
 }
 
 /// What a host needs to know to launch a kernel of an operator; a gradient by its first or second distribution.
@@ -30,7 +30,7 @@ pub fn logits_entry(spec: &KernelSpec, form: LogitsForm) -> Result<Entry, Error>
 /// See [`Error`].
 pub fn operator_entry(spec: &KernelSpec, operator: &Operator, distribution: usize) -> Result<Entry, Error> {
     let interface = Interface::of_operator(spec.kernel, operator, distribution)?;
-    Ok(entry_of(spec, &interface.parameters, interface.bindings))
+    entry_of(spec, &interface.parameters, interface.bindings)
 }
 
 pub(super) fn emit_logits(spec: &KernelSpec, form: LogitsForm) -> Result<Kernel, Error> {

@@ -7,7 +7,7 @@ mod cuda_abi;
 mod cuda_operator;
 mod statistic;
 
-pub use cpu::{Part, assemble, emit_module, emit_prelude};
+pub use cpu::{Part, assemble, emit_module, emit_places, emit_prelude};
 pub use cuda::{emit_module as emit_cuda_module, entry as cuda_entry};
 pub use cuda_operator::{logits_entry as cuda_logits_entry, operator_entry as cuda_operator_entry};
 

@@ -7,6 +7,7 @@ use vocabfuse_codegen::compile::nvrtc::Nvrtc;
 use vocabfuse_codegen::compile::occupancy::Architecture;
 use vocabfuse_codegen::emit::{cuda_entry, emit};
 use vocabfuse_codegen::manifest::Entry;
+use vocabfuse_codegen::spec::Extent;
 use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Loss, Precision, Target};
 use vocabfuse_ptx::{Arg, Class, Launch, Memory, Module, Report, launch};
 
@@ -66,7 +67,12 @@ impl Device {
     }
 
     /// Launches a kernel with its parameters by name; every parameter is given once.
-    pub fn run(&mut self, kind: KernelKind, grid: usize, arguments: &[(&str, Arg)]) -> Report {
+    pub fn run(&mut self, kind: KernelKind, arguments: &[(&str, Arg)]) -> Report {
+        self.run_rows(kind, 0, arguments)
+    }
+
+    /// Launches a kernel whose blocks share out rows.
+    pub fn run_rows(&mut self, kind: KernelKind, rows: usize, arguments: &[(&str, Arg)]) -> Report {
         let compiled = self.compiled(kind);
         let name = compiled.entry.name.clone();
         assert_eq!(arguments.len(), compiled.entry.parameters.len(), "{name}: {:?}", compiled.entry.parameters);
@@ -83,9 +89,17 @@ impl Device {
                     .clone()
             })
             .collect();
+        let extent = |extent: Extent| match extent {
+            Extent::Rows => Some(rows),
+            named => arguments.iter().find(|(name, _)| *name == named.as_str()).map(|(_, value)| match value {
+                Arg::I32(count) => *count as usize,
+                other => panic!("{name}: {named} is {other:?}"),
+            }),
+        };
+        let blocks = compiled.entry.blocks(extent).unwrap_or_else(|extent| panic!("{name} needs {extent}"));
         self.seed += 1;
         let shape = Launch {
-            grid: [grid as u32, 1, 1],
+            grid: [blocks as u32, 1, 1],
             block: [compiled.entry.block as u32, 1, 1],
             dynamic_shared: compiled.entry.dynamic_shared,
             seed: self.seed,

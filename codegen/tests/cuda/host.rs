@@ -3,10 +3,13 @@
 use super::device::Device;
 use super::problem::Problem;
 use std::ops::Range;
-use vocabfuse_codegen::cuda;
-use vocabfuse_codegen::plan::sm80::TILE_COLUMNS;
+
 use vocabfuse_codegen::{Dtype, KernelKind};
 use vocabfuse_ptx::Arg;
+
+/// Rows and columns of a tile of E and Q.
+const TILE_TOKENS: usize = 128;
+const TILE_COLUMNS: usize = 256;
 
 const P: fn(u64) -> Arg = Arg::Pointer;
 
@@ -109,11 +112,10 @@ impl Shard {
     }
 
     fn row_tiles(&self) -> usize {
-        cuda::token_tiles(self.tokens)
+        self.tokens.div_ceil(TILE_TOKENS)
     }
 
     fn logits(&self, device: &mut Device, chunk: usize, columns: &Range<usize>, references: u64, e: u64) {
-        let tiles = cuda::tile_blocks(self.tokens, columns.len());
         let peaks = self.peaks + (columns.start / TILE_COLUMNS * self.stride * 4) as u64;
         let w = self.w_of(device, columns.start);
         let _ = chunk;
@@ -136,11 +138,10 @@ impl Shard {
             ("e", P(e)),
             ("peaks", P(peaks)),
         ];
-        device.run(KernelKind::LogitsSoftmax, tiles, &arguments);
+        device.run(KernelKind::LogitsSoftmax, &arguments);
     }
 
     fn accumulate(&self, device: &mut Device, chunk: usize, columns: &Range<usize>, previous: u64, e_references: u64) {
-        let grid = cuda::accumulate_blocks(self.tokens, self.hidden);
         let arguments = [
             ("e", P(self.e_of(device, chunk))),
             ("w", P(self.w_of(device, columns.start))),
@@ -156,7 +157,7 @@ impl Shard {
             ("e_references", P(e_references)),
             ("scale", P(0)),
         ];
-        device.run(KernelKind::Accumulate, grid, &arguments);
+        device.run(KernelKind::Accumulate, &arguments);
     }
 
     /// Pass S: statistics, and with `Stages::All` A.
@@ -180,7 +181,7 @@ impl Shard {
                 ("previous", P(self.previous)),
                 ("saved_references", P(saved_references)),
             ];
-            device.run(KernelKind::ReduceStatistics, cuda::reduce_blocks(self.tokens), &arguments);
+            device.run(KernelKind::ReduceStatistics, &arguments);
             if stages == Stages::All {
                 self.accumulate(device, index, columns, self.previous, 0);
             }
@@ -214,7 +215,7 @@ impl Shard {
             ("other_a", P(other.a)),
             ("other_a_stride", Arg::I64(other.hidden as i64)),
         ];
-        device.run(KernelKind::Merge, self.tokens, &arguments);
+        device.run_rows(KernelKind::Merge, self.tokens, &arguments);
     }
 
     /// The merged state of `other`, as a broadcast would bring it.
@@ -256,7 +257,7 @@ impl Shard {
             ("outputs", P(results.outputs)),
             ("output_stride", Arg::I64(self.stride as i64)),
         ];
-        device.run(KernelKind::Finish, self.tokens, &arguments);
+        device.run_rows(KernelKind::Finish, self.tokens, &arguments);
         results
     }
 
@@ -280,14 +281,13 @@ impl Shard {
                 ("count", Arg::I32(self.tokens as i32)),
                 ("scale", P(scale)),
             ];
-            device.run(KernelKind::GradientScale, 1, &arguments);
+            device.run(KernelKind::GradientScale, &arguments);
             scale
         } else {
             0
         };
         for (index, columns) in self.chunks(device).iter().enumerate() {
             let q = self.e_of(device, index);
-            let tiles = cuda::tile_blocks(self.tokens, columns.len());
             let shared = [
                 ("references", P(self.state)),
                 ("tokens", Arg::I32(self.tokens as i32)),
@@ -306,7 +306,7 @@ impl Shard {
             if self.saved {
                 arguments.push(("values", P(q)));
                 arguments.push(("saved_references", P(self.saved_references + (index * self.stride * 4) as u64)));
-                device.run(KernelKind::SavedGradient, tiles, &arguments);
+                device.run(KernelKind::SavedGradient, &arguments);
             } else {
                 let w = self.w_of(device, columns.start);
                 arguments.extend([
@@ -318,7 +318,7 @@ impl Shard {
                     ("column_bias", P(self.bias)),
                     ("q", P(q)),
                 ]);
-                device.run(KernelKind::LogitsGradient, tiles, &arguments);
+                device.run(KernelKind::LogitsGradient, &arguments);
             }
             let arguments = [
                 ("column_partials", P(partials)),
@@ -328,7 +328,7 @@ impl Shard {
                 ("gradient", P(dbias + 4 * columns.start as u64)),
                 ("beta", Arg::I32(1)),
             ];
-            device.run(KernelKind::ReduceColumns, cuda::reduce_columns_blocks(columns.len()), &arguments);
+            device.run(KernelKind::ReduceColumns, &arguments);
             let (flags, flag_stride) = skip.unwrap_or((0, 0));
             let flags = if flags == 0 { 0 } else { flags + (columns.start / TILE_COLUMNS * flag_stride) as u64 };
             let arguments = [
@@ -345,7 +345,7 @@ impl Shard {
                 ("skip", P(flags)),
                 ("skip_stride", Arg::I64(flag_stride as i64)),
             ];
-            device.run(KernelKind::WeightGrad, cuda::weight_grad_blocks(columns.len(), hidden), &arguments);
+            device.run(KernelKind::WeightGrad, &arguments);
         }
         let after = |device: &Device, at, count| {
             device.read_floats(at, count).into_iter().map(|v| v - before).collect::<Vec<_>>()
@@ -371,7 +371,7 @@ impl Shard {
                 ("skip", P(skip + (offset * stride) as u64)),
                 ("skip_stride", Arg::I64(stride as i64)),
             ];
-            device.run(KernelKind::FilterTiles, stride * columns.len().div_ceil(TILE_COLUMNS), &arguments);
+            device.run(KernelKind::FilterTiles, &arguments);
         }
         (skip, stride)
     }

@@ -33,7 +33,7 @@ fn gathered_rows_are_copies_and_zeros() {
                 ("out", P(to)),
                 ("out_stride", Arg::I64(columns as i64)),
             ];
-            d.run(KernelKind::GatherRows, ids.len(), &arguments);
+            d.run_rows(KernelKind::GatherRows, ids.len(), &arguments);
             let found = d.read_elements(to, ids.len() * columns);
             for (row, id) in found.chunks(columns).zip(ids) {
                 let zeros = vec![0.0; columns];
@@ -67,7 +67,7 @@ fn scattered_rows_add_up_in_order() {
             ("table", P(table)),
             ("table_stride", Arg::I64(columns as i64)),
         ];
-        d.run(KernelKind::ScatterAdd, 3, &arguments);
+        d.run_rows(KernelKind::ScatterAdd, 3, &arguments);
         let mut expected = before;
         for (id, list) in [(5, vec![4, 0, 2]), (0, vec![1]), (7, vec![3, 5])] {
             for (c, to) in expected[id * columns..][..columns].iter_mut().enumerate() {
@@ -104,7 +104,7 @@ fn offsets_have_64_bits() {
             ("out", P(to)),
             ("out_stride", Arg::I64(stride as i64)),
         ];
-        d.run(KernelKind::GatherRows, 1, &arguments);
+        d.run_rows(KernelKind::GatherRows, 1, &arguments);
         assert_eq!(d.read_elements(to, columns), row, "{dtype}");
 
         let sums = d.floats(&vec![1.0; columns]);
@@ -119,7 +119,7 @@ fn offsets_have_64_bits() {
             ("table", P(begin(sums, 4))),
             ("table_stride", Arg::I64(stride as i64)),
         ];
-        d.run(KernelKind::ScatterAdd, 1, &arguments);
+        d.run_rows(KernelKind::ScatterAdd, 1, &arguments);
         let expected: Vec<f32> = row.iter().map(|v| 1.0 + *v as f32).collect();
         assert_eq!(d.read_floats(sums, columns), expected, "{dtype}");
     }

@@ -1,13 +1,14 @@
 //! The kernels of one target, dtype, chunk and loss, looked up once, and the names they bind.
 
 use super::Cpu;
+use super::lookup::{Lookup, function};
 use crate::check::fingerprint;
 use crate::passes::LayerInputs;
 use crate::{Error, Result};
 use std::ptr;
 use vocabfuse_codegen::program::ROW_FORMAT;
 use vocabfuse_codegen::spec::{check_chunk, default_chunks};
-use vocabfuse_codegen::{Dtype, KernelKind, Place, Target};
+use vocabfuse_codegen::{Dtype, KernelKind};
 use vocabfuse_kernels::Kernel;
 use vocabfuse_kernels::abi::{self, Entry, Geometry};
 
@@ -43,190 +44,70 @@ pub(crate) struct Softmax {
     pub(crate) run: unsafe fn(&abi::LogitsSoftmax),
 }
 
-/// The target of kernels that multiply nothing in bf16: targets of bf16 use the f32 vectors of the same processor.
-pub(super) fn values(cpu: &Cpu) -> Target {
-    if Target::BF16.contains(&cpu.target()) { Target::Avx512 } else { cpu.target() }
-}
-
-/// The target whose kernels a dtype uses for products: targets of bf16 use the f32 vectors of the same processor for the others.
-pub(super) fn target(cpu: &Cpu, dtype: Dtype) -> Target {
-    let only_bf16 = Target::BF16.contains(&cpu.target());
-    if only_bf16 && dtype != Dtype::Bf16 { Target::Avx512 } else { cpu.target() }
-}
-
-/// Where the kernels of a dtype are that pack operands or multiply them: with a precision, on the target itself.
-pub(super) fn products(cpu: &Cpu, dtype: Dtype) -> Result<Place> {
-    let Some(precision) = cpu.precision else {
-        return Ok(Place { target: target(cpu, dtype), precision: None });
-    };
-    if dtype == Dtype::F32 && precision.is_on(cpu.target()) {
-        return Ok(Place { target: cpu.target(), precision: Some(precision) });
-    }
-    let message = format!(
-        "expected exact products, or bf16x3 for dtype f32 on targets avx512bf16 and amx; got {precision} for dtype {dtype} \
-         on target {}",
-        cpu.target()
-    );
-    Err(Error::Option { option: "precision", message })
-}
-
-/// Whether a kernel is at a place.
-pub(super) fn is_at(kernel: &Kernel, place: Place) -> bool {
-    kernel.target == place.target.as_str() && kernel.precision == place.precision.map_or("", |p| p.as_str())
-}
-
-struct Lookup<'a> {
-    cpu: &'a Cpu,
-    loss: &'a str,
-    /// Of kernels that see values alone.
-    values: Target,
-    /// Of kernels that see packed operands, or what products leave.
-    products: Place,
-    dtype: Dtype,
-    chunk: usize,
-    names: Vec<&'static str>,
-}
-
-impl Lookup<'_> {
-    /// The kernel that is specialised for the chunk, or else that of any chunk.
-    fn optional(&self, kernel: &str) -> Option<&'static Kernel> {
-        self.of_chunk(kernel, self.chunk).or_else(|| self.of_chunk(kernel, 0))
-    }
-
-    fn of_chunk(&self, kernel: &str, chunk: usize) -> Option<&'static Kernel> {
-        let (place, any_dtype) = self.place(kernel);
-        self.cpu.registry().find(|k| {
-            k.kernel == kernel
-                && is_at(k, place)
-                && (k.dtype == self.dtype.as_str() || any_dtype)
-                && k.chunk == chunk
-                && (k.loss.is_empty() || k.loss == self.loss)
-        })
-    }
-
-    /// Where a kernel is, and whether it sees f32 alone, whatever dtype it is named for.
-    fn place(&self, kernel: &str) -> (Place, bool) {
-        let at = |target| Place { target, precision: None };
-        match kernel.parse::<KernelKind>() {
-            Ok(KernelKind::Merge | KernelKind::Finish) => (at(self.values), true),
-            Ok(KernelKind::UnpackAccumulator) => (at(self.products.target), true),
-            Ok(kind) if kind.has_operands() => (self.products, false),
-            _ => (at(self.values), false),
-        }
-    }
-
-    fn find(&mut self, kernel: &str) -> Result<&'static Kernel> {
-        let found = self.optional(kernel).ok_or_else(|| self.missing(kernel))?;
-        self.names.push(found.name);
-        Ok(found)
-    }
-
-    fn missing(&self, kernel: &str) -> Error {
-        let (place, _) = self.place(kernel);
-        let alike = |k: &&Kernel| {
-            k.kernel == kernel
-                && is_at(k, place)
-                && k.dtype == self.dtype.as_str()
-                && k.chunk > 0
-                && k.loss == self.loss
-        };
-        let chunks: Vec<String> = self.cpu.registry().iter().filter(alike).map(|k| k.chunk.to_string()).collect();
-        if !chunks.is_empty() && check_chunk(self.chunk).is_ok() {
-            let message = format!(
-                "expected one of the generated sizes {}, got {}; others can be generated",
-                chunks.join(", "),
-                self.chunk
-            );
-            return Error::Option { option: "chunk", message };
-        }
-        Error::Kernel {
-            kernel: kernel.to_owned(),
-            target: place.target,
-            dtype: self.dtype,
-            message: format!("not in the registry for loss {}", self.loss),
-        }
-    }
-
-    fn softmax(&self, found: &'static Kernel) -> Result<Softmax> {
-        match found.entry {
-            Entry::LogitsSoftmax(run) => Ok(Softmax { kernel: found, run }),
-            _ => Err(self.missing(found.kernel)),
-        }
-    }
-}
-
-// One arm a kind of entry: a kernel registered with another one is as good as missing.
-macro_rules! entry {
-    ($lookup:expr, $kernel:literal, $kind:ident) => {{
-        let found = $lookup.find($kernel)?;
-        match found.entry {
-            Entry::$kind(f) => f,
-            _ => return Err($lookup.missing($kernel)),
-        }
-    }};
-}
+/// What a layer calls.
+const CALLED: &[KernelKind] = &[
+    KernelKind::LogitsSoftmax,
+    KernelKind::LogitsOperand,
+    KernelKind::WeightGradSaved,
+    KernelKind::Finish,
+    KernelKind::WeightGradRecompute,
+    KernelKind::UnpackAccumulator,
+    KernelKind::PackTokens,
+    KernelKind::PackTokensGrad,
+    KernelKind::PackVocabulary,
+    KernelKind::Merge,
+    KernelKind::GatherRows,
+];
 
 impl Family {
     /// The kernels for a loss, a dtype and a chunk; `None` takes the default chunk.
     pub(crate) fn new(cpu: &Cpu, loss: &str, dtype: Dtype, chunk: Option<usize>) -> Result<Family> {
-        let (values, products) = (values(cpu), products(cpu, dtype)?);
+        let lookup = Lookup::new(cpu, dtype)?.with_programs(loss);
         let chunk = match chunk {
-            None => default_chunks(products.target, dtype, products.precision)[0],
+            None => default_chunks(lookup.target(), dtype, cpu.precision)[0],
             Some(chunk) => check_chunk(chunk).map_err(|_| Error::Option {
                 option: "chunk",
                 message: format!("expected a power of two from 256 to 65536, got {chunk}"),
             })?,
         };
-        let mut lookup = Lookup { cpu, loss, values, products, dtype, chunk, names: vec![] };
-        let found = lookup.find("logits_softmax")?;
-        let logits_softmax = lookup.softmax(found)?;
-        let logits_operand = match lookup.optional("logits_operand") {
-            Some(found) => {
-                lookup.names.push(found.name);
-                Some(lookup.softmax(found)?)
-            }
-            None => None,
+        let lookup = lookup.with_chunk(chunk);
+        let softmax = |kind: KernelKind, kernel: &'static Kernel| match kernel.entry {
+            Entry::LogitsSoftmax(run) => Ok(Softmax { kernel, run }),
+            _ => Err(lookup.missing(kind)),
         };
-        let weight_grad_saved = match lookup.optional("weight_grad_saved") {
-            Some(_) => Some(entry!(lookup, "weight_grad_saved", WeightGrad)),
-            None => None,
-        };
-        let finish_kernel = lookup.find("finish")?;
-        let Entry::Finish(finish) = finish_kernel.entry else {
-            return Err(lookup.missing("finish"));
-        };
+        let logits_softmax = softmax(KernelKind::LogitsSoftmax, lookup.kernel(KernelKind::LogitsSoftmax)?)?;
+        let operand = lookup.optional(KernelKind::LogitsOperand);
+        let finish_kernel = lookup.kernel(KernelKind::Finish)?;
         if finish_kernel.geometry.panel != logits_softmax.kernel.geometry.panel {
-            return Err(lookup.missing("finish"));
+            return Err(lookup.missing(KernelKind::Finish));
         }
-        let grad_kernel = lookup.find("weight_grad_recompute")?;
-        let Entry::WeightGrad(weight_grad_recompute) = grad_kernel.entry else {
-            return Err(lookup.missing("weight_grad_recompute"));
+        let weight_grad_saved = match lookup.optional(KernelKind::WeightGradSaved) {
+            Some(_) => Some(function!(lookup, WeightGradSaved, WeightGrad)),
+            None => None,
         };
-        let unpack_accumulator = lookup.optional("unpack_accumulator").and_then(|k| match k.entry {
-            Entry::UnpackAccumulator(f) => {
-                lookup.names.push(k.name);
-                Some(f)
-            }
-            _ => None,
-        });
+        let unpack_accumulator = match lookup.optional(KernelKind::UnpackAccumulator) {
+            Some(_) => Some(function!(lookup, UnpackAccumulator, UnpackAccumulator)),
+            None => None,
+        };
+        let names = CALLED.iter().filter_map(|kind| lookup.optional(*kind)).map(|kernel| kernel.name);
         Ok(Family {
             geometry: logits_softmax.kernel.geometry,
             chunk,
             dtype,
-            pack_tokens: entry!(lookup, "pack_tokens", PackTokens),
-            pack_tokens_grad: entry!(lookup, "pack_tokens_grad", PackTokens),
-            pack_vocabulary: entry!(lookup, "pack_vocabulary", PackVocabulary),
+            pack_tokens: function!(lookup, PackTokens, PackTokens),
+            pack_tokens_grad: function!(lookup, PackTokensGrad, PackTokens),
+            pack_vocabulary: function!(lookup, PackVocabulary, PackVocabulary),
             logits_softmax,
-            logits_operand,
+            logits_operand: operand.map(|kernel| softmax(KernelKind::LogitsOperand, kernel)).transpose()?,
             unpack_accumulator,
             weight_grad_saved,
-            weight_grad_recompute,
-            merge: entry!(lookup, "merge", Merge),
-            finish,
-            gather_rows: entry!(lookup, "gather_rows", GatherRows),
+            weight_grad_recompute: function!(lookup, WeightGradRecompute, WeightGrad),
+            merge: function!(lookup, Merge, Merge),
+            finish: function!(lookup, Finish, Finish),
+            gather_rows: function!(lookup, GatherRows, GatherRows),
             finish_kernel,
-            grad_kernel,
-            names: lookup.names,
+            grad_kernel: lookup.kernel(KernelKind::WeightGradRecompute)?,
+            names: names.collect(),
         })
     }
 

@@ -10,15 +10,16 @@ const LIMIT: &str = "VOCABFUSE_ISA_LIMIT";
 
 /// Targets that can run here, the fastest last.
 pub(crate) fn available() -> Vec<Target> {
-    let mut targets: Vec<Target> = Target::CPU.iter().copied().filter(|t| missing(*t).is_none()).collect();
+    let mut targets: Vec<Target> = Target::cpus().filter(|t| missing(*t).is_none()).collect();
     targets.sort_by_key(|t| rank(*t, fast_pairs()));
     targets
 }
 
 // Position in the order of speed. Where dot products of pairs are not faster than f32, they are slower than f32.
-fn rank(target: Target, fast_pairs: bool) -> usize {
-    let position = |t: Target| Target::CPU.iter().position(|c| *c == t).unwrap_or(0) * 2;
-    if target == Target::Avx512Bf16 && !fast_pairs { position(Target::Avx512) - 1 } else { position(target) }
+fn rank(target: Target, fast_pairs: bool) -> u32 {
+    let slow = !fast_pairs && target.cpu().is_some_and(|cpu| cpu.pairs);
+    // Just below the vectors of the same processor.
+    if slow { target.row().values.row().priority.saturating_sub(1) } else { target.row().priority }
 }
 
 /// Whether a dot product of bf16 pairs takes no longer than a multiplication of f32, which no flag of the processor
@@ -47,8 +48,8 @@ pub(crate) fn choose() -> Result<Target> {
 /// The target that an environment variable names, if it is set.
 fn named(variable: &'static str) -> Result<Option<Target>> {
     let Some(text) = std::env::var(variable).ok().filter(|text| !text.is_empty()) else { return Ok(None) };
-    let target = Target::CPU.iter().copied().find(|t| t.as_str() == text).ok_or_else(|| {
-        let names: Vec<&str> = Target::CPU.iter().map(|t| t.as_str()).collect();
+    let target = Target::cpus().find(|t| t.as_str() == text).ok_or_else(|| {
+        let names: Vec<&str> = Target::cpus().map(Target::as_str).collect();
         let message = format!("{text:?} is no CPU target; expected one of {}", names.join(", "));
         Error::Option { option: variable, message }
     })?;
@@ -57,12 +58,11 @@ fn named(variable: &'static str) -> Result<Option<Target>> {
 
 /// Whether a target is beyond the one that the environment limits the machine to. Of a name that is none, nothing is.
 fn hidden(target: Target) -> bool {
-    let position = |t: Target| Target::CPU.iter().position(|c| *c == t);
-    named(LIMIT).ok().flatten().is_some_and(|limit| position(target) > position(limit))
+    named(LIMIT).ok().flatten().is_some_and(|limit| target.row().priority > limit.row().priority)
 }
 
-fn missing(target: Target) -> Option<&'static str> {
-    if hidden(target) { Some("VOCABFUSE_ISA_LIMIT hides it") } else { lacking(target) }
+fn missing(target: Target) -> Option<String> {
+    if hidden(target) { Some("VOCABFUSE_ISA_LIMIT hides it".to_owned()) } else { lacking(target) }
 }
 
 /// An error unless the target can run here.
@@ -77,33 +77,36 @@ pub(crate) fn check(target: Target) -> Result<()> {
 }
 
 /// What the machine lacks for a target.
-#[cfg(not(target_arch = "x86_64"))]
-fn lacking(target: Target) -> Option<&'static str> {
-    (target != Target::Scalar).then_some("it needs an x86-64 processor")
+fn lacking(target: Target) -> Option<String> {
+    let Some(cpu) = target.cpu() else { return Some("it is no CPU target".to_owned()) };
+    let lacked: Vec<&str> = cpu.features.iter().copied().filter(|feature| !has(feature)).collect();
+    match (lacked.is_empty(), target) {
+        (false, _) => Some(format!("the processor lacks {}", lacked.join(", "))),
+        #[cfg(target_arch = "x86_64")]
+        (true, Target::Amx) => super::amx::missing().map(str::to_owned),
+        _ => None,
+    }
 }
 
+/// Whether the processor has a feature, in the spelling of `target_feature`.
 #[cfg(target_arch = "x86_64")]
-fn lacking(target: Target) -> Option<&'static str> {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    let avx512 = avx2
-        && is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl");
-    match target {
-        Target::Scalar => None,
-        Target::Avx2 => (!avx2).then_some("the processor lacks AVX2, FMA or F16C"),
-        Target::Avx512 => (!avx512).then_some("the processor lacks AVX-512 F, BW, DQ or VL"),
-        Target::Avx512Bf16 if !avx512 || !is_x86_feature_detected!("avx512bf16") => {
-            Some("the processor lacks AVX-512 with BF16")
-        }
-        Target::Avx512Bf16 => None,
-        Target::Amx if !avx512 || !is_x86_feature_detected!("avx512bf16") => {
-            Some("the processor lacks AVX-512 with BF16")
-        }
-        Target::Sm80 => Some("it is no CPU target"),
-        Target::Amx => super::amx::missing(),
+fn has(feature: &str) -> bool {
+    match feature {
+        "avx2" => is_x86_feature_detected!("avx2"),
+        "fma" => is_x86_feature_detected!("fma"),
+        "f16c" => is_x86_feature_detected!("f16c"),
+        "avx512f" => is_x86_feature_detected!("avx512f"),
+        "avx512bw" => is_x86_feature_detected!("avx512bw"),
+        "avx512dq" => is_x86_feature_detected!("avx512dq"),
+        "avx512vl" => is_x86_feature_detected!("avx512vl"),
+        "avx512bf16" => is_x86_feature_detected!("avx512bf16"),
+        _ => false,
     }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has(_: &str) -> bool {
+    false
 }
 
 #[cfg(test)]
@@ -116,10 +119,11 @@ mod tests {
 
     #[test]
     fn pairs_are_chosen_only_where_they_are_fast() {
+        let all: Vec<Target> = Target::cpus().collect();
         let without_tiles = [Target::Scalar, Target::Avx2, Target::Avx512, Target::Avx512Bf16];
         assert_eq!(fastest(true, &without_tiles), Some(Target::Avx512Bf16));
         assert_eq!(fastest(false, &without_tiles), Some(Target::Avx512));
-        assert_eq!(fastest(true, Target::CPU), Some(Target::Amx));
-        assert_eq!(fastest(false, Target::CPU), Some(Target::Amx));
+        assert_eq!(fastest(true, &all), Some(Target::Amx));
+        assert_eq!(fastest(false, &all), Some(Target::Amx));
     }
 }

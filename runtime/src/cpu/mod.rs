@@ -5,6 +5,7 @@ mod amx;
 mod cache;
 mod family;
 mod isa;
+mod lookup;
 mod operator;
 mod pack;
 mod passes;

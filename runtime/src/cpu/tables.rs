@@ -1,14 +1,14 @@
 //! Rows of tables on a CPU.
 
 use super::Cpu;
-use super::family::values;
+use super::lookup::{Lookup, function};
 use crate::buffer::{Buffer, SharedPointer};
 use crate::embedding::{Additions, Tables};
-use crate::{Dtype, Error, Matrix, Result};
+use crate::{Dtype, Matrix, Result};
 use rayon::prelude::*;
 use std::ops::Range;
-use vocabfuse_kernels::Kernel;
-use vocabfuse_kernels::abi::{self, Entry};
+use vocabfuse_codegen::KernelKind;
+use vocabfuse_kernels::abi;
 
 /// Ids that a task gathers.
 const IDS: usize = 64;
@@ -30,35 +30,22 @@ pub struct Gathered {
     row_bytes: usize,
 }
 
-fn find(cpu: &Cpu, kernel: &'static str, dtype: Dtype) -> Result<&'static Kernel> {
-    let target = values(cpu);
-    let wanted = |k: &Kernel| k.kernel == kernel && k.target == target.as_str() && k.dtype == dtype.as_str();
-    cpu.registry().find(wanted).ok_or_else(|| Error::Kernel {
-        kernel: kernel.to_owned(),
-        target,
-        dtype,
-        message: "not in the registry".to_owned(),
-    })
-}
-
 impl Tables for Cpu {
     type RowKernels = RowKernels;
     type Gathered = Gathered;
 
     fn row_kernels(&self, dtype: Dtype) -> Result<RowKernels> {
-        let (gather, scatter_add) = (find(self, "gather_rows", dtype)?, find(self, "scatter_add", dtype)?);
-        let names = [gather.name, scatter_add.name];
-        match (gather.entry, scatter_add.entry) {
-            (Entry::GatherRows(gather), Entry::ScatterAdd(scatter_add)) => {
-                Ok(RowKernels { dtype, gather, scatter_add, names })
-            }
-            _ => Err(Error::Kernel {
-                kernel: names.join(", "),
-                target: values(self),
-                dtype,
-                message: "registered with the entry of another kernel".to_owned(),
-            }),
-        }
+        // Rows are copied and added as they are, whatever products are made of.
+        let exact = self.clone().with_precision(None);
+        let lookup = Lookup::new(&exact, dtype)?;
+        let names = [KernelKind::GatherRows, KernelKind::ScatterAdd].map(|kind| lookup.kernel(kind).map(|k| k.name));
+        let [gather, scatter_add] = names;
+        Ok(RowKernels {
+            dtype,
+            gather: function!(lookup, GatherRows, GatherRows),
+            scatter_add: function!(lookup, ScatterAdd, ScatterAdd),
+            names: [gather?, scatter_add?],
+        })
     }
 
     fn row_kernel_names(kernels: &RowKernels) -> [&'static str; 2] {

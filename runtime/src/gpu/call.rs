@@ -5,6 +5,7 @@ use super::kernels::Kernel;
 use crate::{Error, Result};
 use std::sync::Arc;
 use vocabfuse_codegen::manifest::Parameter;
+use vocabfuse_codegen::spec::Extent;
 
 /// A kernel with values for its parameters by name.
 pub(super) struct Call<'a> {
@@ -57,12 +58,29 @@ impl<'a> Call<'a> {
         Ok(self)
     }
 
-    /// Launches the kernel on that many blocks; not at all on none.
-    pub(super) fn launch(self, blocks: usize) -> Result<()> {
+    /// Launches the kernel over the extents that its parameters state; not at all over none.
+    pub(super) fn launch(self) -> Result<()> {
+        self.launch_over(None)
+    }
+
+    /// Launches a kernel whose blocks share out rows; not at all over none.
+    pub(super) fn launch_rows(self, rows: usize) -> Result<()> {
+        self.launch_over(Some(rows))
+    }
+
+    fn launch_over(self, rows: Option<usize>) -> Result<()> {
+        let entry = &self.kernel.entry;
+        let extent = |extent: Extent| match extent {
+            Extent::Rows => rows,
+            named => self.values.iter().find(|(name, _)| name == named.as_str()).and_then(|(_, value)| match value {
+                Argument::I32(count) => usize::try_from(*count).ok(),
+                _ => None,
+            }),
+        };
+        let blocks = entry.blocks(extent).map_err(|extent| self.missing(&format!("the extent {extent}")))?;
         if blocks == 0 {
             return Ok(());
         }
-        let entry = &self.kernel.entry;
         let one = |parameter: &Parameter| {
             let named = self.values.iter().find(|(name, _)| *name == parameter.name);
             let value = named.ok_or_else(|| self.missing(&format!("parameter {:?}", parameter.name)))?.1;
@@ -99,7 +117,7 @@ mod tests {
     fn parameters_that_do_not_fit_are_refused_by_name() {
         let driver: Arc<dyn Driver> = Arc::new(Ptx::new("sm_80").unwrap());
         let scale = ("scale", Argument::Pointer(256));
-        let refused = |call: Call<'_>| call.launch(1).unwrap_err().to_string();
+        let refused = |call: Call<'_>| call.launch().unwrap_err().to_string();
         let with_rows = || call(&driver).rows(|_| Some(Argument::Pointer(256))).unwrap();
         let missing = refused(with_rows().set([scale]));
         assert!(missing.contains("\"count\"") && missing.contains("gradient_scale__f16"), "{missing}");
@@ -107,7 +125,15 @@ mod tests {
         assert!(mistyped.contains("\"count\" of type i32"), "{mistyped}");
         let unknown = call(&driver).rows(|_| None).err().unwrap().to_string();
         assert!(unknown.contains("\"upstream\""), "{unknown}");
+        let rows = |count| {
+            let loss = vocabfuse_codegen::cross_entropy().unwrap();
+            let spec = KernelSpec::new(KernelKind::Merge, Target::Sm80, Dtype::F32, 512, &loss.name).unwrap();
+            let kernel = Kernel { entry: cuda_entry(&spec, &loss).unwrap(), handle: Handle(0) };
+            Call::new(&driver, Arc::new(kernel)).launch_over(count)
+        };
+        let without_extent = rows(None).unwrap_err().to_string();
+        assert!(without_extent.contains("the extent rows"), "{without_extent}");
         // Nothing to do is no launch, and needs no arguments.
-        assert_eq!(call(&driver).launch(0), Ok(()));
+        assert_eq!(rows(Some(0)), Ok(()));
     }
 }

@@ -10,7 +10,6 @@ use crate::passes::{FinishJob, LayerInputs};
 use std::ops::Range;
 use std::sync::Arc;
 use vocabfuse_codegen::KernelKind;
-use vocabfuse_codegen::cuda::row_blocks;
 
 /// What the finish program gives: `[outputs][tokens]`.
 #[derive(Debug)]
@@ -96,7 +95,7 @@ pub(super) fn launch(kernels: &Kernels, rows: &Rows, with: &Finish<'_>) -> Resul
         ])
         .uniforms(|name| with.layer.uniform(name))?
         .rows(value)?;
-    call.launch(row_blocks(tokens))?;
+    call.launch_rows(tokens)?;
     Ok(Results { outputs })
 }
 

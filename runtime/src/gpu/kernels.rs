@@ -14,10 +14,6 @@ use vocabfuse_codegen::manifest::Entry;
 use vocabfuse_codegen::spec::default_chunks;
 use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Loss, Precision, Target};
 
-fn default_chunk(dtype: Dtype, precision: Option<Precision>) -> usize {
-    default_chunks(Target::Sm80, dtype, precision)[0]
-}
-
 /// A kernel on the device, and how it is called.
 #[derive(Debug)]
 pub(super) struct Kernel {
@@ -30,19 +26,32 @@ pub(super) struct Kernel {
 pub(super) struct Library {
     driver: Arc<dyn Driver>,
     compiler: Compiler,
+    /// The fastest that the device runs.
+    target: Target,
     loaded: Arc<Mutex<BTreeMap<String, Arc<Kernel>>>>,
+}
+
+/// The fastest target that a device runs.
+fn target(driver: &Arc<dyn Driver>) -> Result<Target> {
+    let number = driver.capability().number;
+    let runs = |target: &Target| target.cuda().is_some_and(|cuda| cuda.capability <= number);
+    Target::gpus().filter(runs).max_by_key(|target| target.row().priority).ok_or_else(|| {
+        let least = Target::gpus().filter_map(|target| Some(target.cuda()?.capability)).min().unwrap_or(0);
+        let [found, least] = [number, least].map(|number| format!("{}.{}", number / 10, number % 10));
+        Error::Device(format!("{}: expected compute capability {least} or more, got {found}", driver.name()))
+    })
 }
 
 impl Library {
     pub(super) fn new(driver: Arc<dyn Driver>, cache: Cache) -> Result<Library> {
         let capability = driver.capability();
         let compiler = Compiler { cache, capability, carried: vec![Carried::built_in()?] };
-        Ok(Library { driver, compiler, loaded: Arc::default() })
+        Ok(Library { target: target(&driver)?, driver, compiler, loaded: Arc::default() })
     }
 
     /// The same kernels, launched through another driver of the same device.
     fn through(&self, driver: Arc<dyn Driver>) -> Library {
-        Library { driver, compiler: self.compiler.clone(), loaded: Arc::clone(&self.loaded) }
+        Library { driver, compiler: self.compiler.clone(), target: self.target, loaded: Arc::clone(&self.loaded) }
     }
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
@@ -51,7 +60,7 @@ impl Library {
 
     /// The same device and cache, with no kernel loaded.
     pub(super) fn emptied(&self) -> Library {
-        Library { driver: Arc::clone(&self.driver), compiler: self.compiler.clone(), loaded: Arc::default() }
+        Library { loaded: Arc::default(), ..self.through(Arc::clone(&self.driver)) }
     }
 
     /// The same device with another cache, and no kernel loaded.
@@ -66,6 +75,11 @@ impl Library {
         let mut library = self.emptied();
         library.compiler.carried.insert(0, Arc::new(carried));
         library
+    }
+
+    /// Whose kernels the device runs.
+    pub(super) fn target(&self) -> Target {
+        self.target
     }
 
     /// The kernel of a specification, whose programs are these.
@@ -101,7 +115,7 @@ impl Kernels {
         precision: Option<Precision>,
         chunk: Option<usize>,
     ) -> Result<Kernels> {
-        let chunk = chunk.unwrap_or_else(|| default_chunk(dtype, precision));
+        let chunk = chunk.unwrap_or_else(|| default_chunks(library.target, dtype, precision)[0]);
         let kernels = Kernels { chunk, precision, ..Kernels::of_rows(library, loss, dtype) };
         // Refuses what no kernel covers before anything runs.
         kernels.spec(KernelKind::LogitsSoftmax)?;
@@ -116,7 +130,8 @@ impl Kernels {
     /// The kernels of a dtype that move rows, for which neither chunk nor precision matters.
     pub(super) fn of_rows(library: &Arc<Library>, loss: &Arc<Loss>, dtype: Dtype) -> Kernels {
         let (library, loss) = (Arc::clone(library), Arc::clone(loss));
-        Kernels { library, loss, dtype, chunk: default_chunk(dtype, None), precision: None }
+        let chunk = default_chunks(library.target, dtype, None)[0];
+        Kernels { library, loss, dtype, chunk, precision: None }
     }
 
     /// Name of a kernel.
@@ -126,7 +141,7 @@ impl Kernels {
 
     fn spec(&self, kind: KernelKind) -> Result<KernelSpec> {
         let Kernels { dtype, chunk, precision, .. } = *self;
-        KernelSpec::with_precision(kind, Target::Sm80, dtype, precision, chunk, &self.loss.name).map_err(|e| {
+        KernelSpec::with_precision(kind, self.library.target, dtype, precision, chunk, &self.loss.name).map_err(|e| {
             let option = if vocabfuse_codegen::spec::check_chunk(chunk).is_err() { "chunk" } else { "precision" };
             Error::Option { option, message: e.to_string() }
         })
@@ -134,6 +149,16 @@ impl Kernels {
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
         &self.library.driver
+    }
+
+    /// Tiles of E and Q over some tokens.
+    pub(super) fn token_tiles(&self, tokens: usize) -> usize {
+        self.library.target.cuda().map_or(0, |cuda| tokens.div_ceil(cuda.tile_tokens))
+    }
+
+    /// Tiles of E and Q over some columns.
+    pub(super) fn column_tiles(&self, columns: usize) -> usize {
+        self.library.target.cuda().map_or(0, |cuda| columns.div_ceil(cuda.tile_columns))
     }
 
     /// The programs.

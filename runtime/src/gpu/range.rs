@@ -4,7 +4,6 @@ use super::driver::Argument::{self, I32};
 use super::kernels::Kernels;
 use crate::Result;
 use vocabfuse_codegen::KernelKind;
-use vocabfuse_codegen::cuda::ONE_BLOCK;
 
 /// Values on the device that bound what a kernel will store.
 pub(super) struct Bound {
@@ -25,5 +24,5 @@ pub(super) fn bring_into_range(kernels: &Kernels, bound: &Bound, scale: Argument
             "upstream" => Some(bound.upstream),
             _ => None,
         })?;
-    call.launch(ONE_BLOCK)
+    call.launch()
 }

@@ -9,7 +9,6 @@ use crate::passes::Block;
 use std::ops::Range;
 use std::sync::Arc;
 use vocabfuse_codegen::KernelKind;
-use vocabfuse_codegen::cuda::row_blocks;
 use vocabfuse_codegen::program::NO_REFERENCE;
 
 /// Per-token state of one shard, or of several merged ones.
@@ -142,7 +141,7 @@ impl Rows {
             ("other_operand", other_operand),
             ("operand_rows", Argument::I32(operand_rows as i32)),
         ]);
-        call.launch(row_blocks(self.tokens))
+        call.launch_rows(self.tokens)
     }
 
     /// The same references beside statistics of rows that have seen no logit.

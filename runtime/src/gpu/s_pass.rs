@@ -11,7 +11,6 @@ use crate::passes::{CLASS_WEIGHT, COLUMNS, Demand, Extent, LayerInputs, SPass};
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
-use vocabfuse_codegen::cuda::{accumulate_blocks, column_tiles, logits_blocks, reduce_blocks, row_blocks};
 use vocabfuse_codegen::{Dtype, KernelKind};
 
 /// Inputs of a microbatch on the device.
@@ -36,9 +35,9 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Where the peaks of the tiles from a column on are.
-    pub(super) fn peaks(&self, column: usize) -> Argument {
-        self.peaks.as_ref().map_or(Pointer(0), |peaks| peaks.from(column_tiles(column) * self.tokens * 4))
+    /// Where the peaks from a tile of columns on are.
+    pub(super) fn peaks(&self, tile: usize) -> Argument {
+        self.peaks.as_ref().map_or(Pointer(0), |peaks| peaks.from(tile * self.tokens * 4))
     }
 
     /// Values per class by name; null is zero.
@@ -77,8 +76,8 @@ pub(super) fn working_set(kernels: &Kernels, extent: Extent, demand: Demand) -> 
     let Extent { tokens, hidden, classes } = extent;
     let width = padded_hidden(kernels.dtype, hidden);
     let parts = 1 + kernels.statistics().len();
-    let state = parts * tokens * 4 * (1 + column_tiles(kernels.chunk)) + 2 * tokens * 4;
-    let peaks = if demand.filter { column_tiles(classes) * tokens * 4 } else { 0 };
+    let state = parts * tokens * 4 * (1 + kernels.column_tiles(kernels.chunk)) + 2 * tokens * 4;
+    let peaks = if demand.filter { kernels.column_tiles(classes) * tokens * 4 } else { 0 };
     let e = if demand.saved { 0 } else { region(kernels, tokens) };
     if !demand.dx {
         return state + peaks + if demand.dw { e } else { 0 };
@@ -149,7 +148,7 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
         Ok((name, values.map(|values| Buffer::with(driver, &values).map(Arc::new)).transpose()?))
     };
     let filtered = threshold(pass.filter.map(|f| f.threshold), kernels).is_some();
-    let peaks = filtered.then(|| Buffer::new(driver, column_tiles(pass.w.rows()) * tokens * 4));
+    let peaks = filtered.then(|| Buffer::new(driver, kernels.column_tiles(pass.w.rows()) * tokens * 4));
     Ok(Inputs {
         tokens,
         classes: pass.w.rows(),
@@ -179,7 +178,7 @@ pub(super) fn gather(
         ("out", out.from(0)),
         ("out_stride", I64(width as i64)),
     ]);
-    call.launch(row_blocks(rows))
+    call.launch_rows(rows)
 }
 
 /// B: the rows of W of the targets that this shard owns.
@@ -238,7 +237,7 @@ impl<'a> Walk<'a> {
     ) -> Result<Walk<'a>> {
         let (driver, tokens) = (kernels.driver(), inputs.tokens);
         let parts = 1 + kernels.statistics().len();
-        let partials = Buffer::new(driver, parts * column_tiles(kernels.chunk) * tokens * 4)?;
+        let partials = Buffer::new(driver, parts * kernels.column_tiles(kernels.chunk) * tokens * 4)?;
         let previous = Buffer::new(driver, tokens * 4)?;
         let e = keeps_e.then(|| Buffer::new(driver, region(kernels, tokens))).transpose()?;
         Ok(Walk { kernels, inputs, layer, partials, previous, e })
@@ -275,7 +274,7 @@ impl<'a> Walk<'a> {
                 ("previous", self.previous.from(0)),
                 ("saved_references", saved_references),
             ]);
-            call.launch(reduce_blocks(tokens))?;
+            call.launch()?;
             if accumulate {
                 let product = self.product(&rows, index, e);
                 self.accumulate(&columns, &Accumulation { previous: self.previous.from(0), ..product })?;
@@ -339,9 +338,9 @@ impl<'a> Walk<'a> {
             ("partials", self.partials.from(0)),
             ("partial_stride", I64(tokens as i64)),
             ("e", e),
-            ("peaks", self.inputs.peaks(columns.start)),
+            ("peaks", self.inputs.peaks(self.kernels.column_tiles(columns.start))),
         ]);
-        call.launch(logits_blocks(tokens, columns.len()))
+        call.launch()
     }
 
     /// A₂, if the loss has one.
@@ -363,7 +362,7 @@ impl<'a> Walk<'a> {
         for (index, columns) in chunks(kernels, classes) {
             let call = self.logits_of(KernelKind::LogitsOperand, tokens, &columns)?;
             let call = call.set([("references", Pointer(0)), ("scale", scale), ("e", room.from(0))]);
-            call.launch(logits_blocks(tokens, columns.len()))?;
+            call.launch()?;
             let product = Accumulation {
                 tokens,
                 first: index == 0,
@@ -431,7 +430,7 @@ impl<'a> Walk<'a> {
             ("e_references", product.e_references),
             ("scale", product.scale),
         ]);
-        call.launch(accumulate_blocks(product.tokens, width))
+        call.launch()
     }
 }
 

@@ -15,7 +15,6 @@ use crate::{CrossEntropy, Element, Error, Policy, Reduction, Result, Save};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use vocabfuse_codegen::KernelKind;
-use vocabfuse_codegen::cuda::{ONE_BLOCK, column_tiles};
 
 /// What a step computes. Its sizes are fixed: a batch of fewer tokens has ignored ones.
 #[derive(Clone, Copy, Debug)]
@@ -278,7 +277,7 @@ fn record<T: Element + bytemuck::Pod>(
         ("factors", factors.from(0)),
         ("counts", tensors.counts.buffer.from(0)),
     ]);
-    select.launch(ONE_BLOCK)?;
+    select.launch()?;
     let x = room(tokens * width * T::DTYPE.size())?;
     s_pass::gather(kernels, &tensors.x.buffer, &active, width, &x, tokens)?;
 
@@ -288,7 +287,7 @@ fn record<T: Element + bytemuck::Pod>(
     uniforms.insert("first_class".to_owned(), 0.0);
     let layer = LayerInputs { classes: vocab, uniforms: &uniforms, bias: None, class_weight: None };
     let filter = t_pass::threshold(policy.filter, kernels);
-    let peaks = filter.map(|_| room(column_tiles(vocab) * tokens * 4)).transpose()?;
+    let peaks = filter.map(|_| room(kernels.column_tiles(vocab) * tokens * 4)).transpose()?;
     let shared = |tensor: Option<&DeviceTensor<f32>>| tensor.map(|tensor| Arc::clone(&tensor.buffer));
     let constants = &tensors.constants;
     let columns =
@@ -343,6 +342,6 @@ fn record<T: Element + bytemuck::Pod>(
         ("total", tensors.total.buffer.from(0)),
     ]);
     // After pass T, whose filter reads the lse of all tokens.
-    reduce.launch(ONE_BLOCK)?;
+    reduce.launch()?;
     Ok(Recorded { outputs: ticket.outputs, loss: losses, lse, _inputs: inputs, _saved: saved })
 }

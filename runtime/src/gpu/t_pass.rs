@@ -10,9 +10,6 @@ use super::s_pass::{Inputs, Saved, chunks};
 use crate::Result;
 use crate::passes::{LayerInputs, TPass};
 use std::ops::Range;
-use vocabfuse_codegen::cuda::{
-    column_tiles, logits_blocks, reduce_columns_blocks, tile_blocks, token_tiles, weight_grad_blocks,
-};
 use vocabfuse_codegen::{Dtype, KernelKind};
 
 /// What pass T needs of the merged rows of all tokens.
@@ -102,11 +99,11 @@ impl<'a> Walk<'a> {
     ) -> Result<Walk<'a>> {
         let Inputs { tokens, classes, .. } = *inputs;
         let room = |bytes: usize, wanted: bool| wanted.then(|| Buffer::new(kernels.driver(), bytes)).transpose();
-        let skip = room(column_tiles(classes) * token_tiles(tokens), filter.is_some())?;
+        let skip = room(kernels.column_tiles(classes) * kernels.token_tiles(tokens), filter.is_some())?;
         Ok(Walk {
             scale: room(8, kernels.dtype == Dtype::F16)?,
             q: room(tokens * kernels.chunk * kernels.dtype.size(), to.saved.is_none())?,
-            sums: room(token_tiles(tokens) * kernels.chunk * 4, to.dbias.is_some())?,
+            sums: room(kernels.token_tiles(tokens) * kernels.chunk * 4, to.dbias.is_some())?,
             skip: filter.zip(skip),
             kernels,
             inputs,
@@ -139,7 +136,7 @@ impl<'a> Walk<'a> {
 
     /// Where the flags of a chunk are.
     fn flags(&self, columns: &Range<usize>) -> Argument {
-        let first = column_tiles(columns.start) * token_tiles(self.inputs.tokens);
+        let first = self.kernels.column_tiles(columns.start) * self.kernels.token_tiles(self.inputs.tokens);
         self.skip.as_ref().map_or(Pointer(0), |(_, flags)| flags.from(first))
     }
 
@@ -148,7 +145,7 @@ impl<'a> Walk<'a> {
         let Some((threshold, _)) = &self.skip else { return Ok(()) };
         let (tokens, lse) = (self.inputs.tokens, self.row("lse").unwrap_or(Pointer(0)));
         let call = self.kernels.call(KernelKind::FilterTiles)?.set([
-            ("peaks", self.inputs.peaks(columns.start)),
+            ("peaks", self.inputs.peaks(self.kernels.column_tiles(columns.start))),
             ("peak_stride", I64(tokens as i64)),
             ("lse", lse),
             ("targets", self.inputs.targets.from(0)),
@@ -157,9 +154,9 @@ impl<'a> Walk<'a> {
             ("columns", I32(columns.len() as i32)),
             ("log2_threshold", F32(threshold.log2())),
             ("skip", self.flags(columns)),
-            ("skip_stride", I64(token_tiles(tokens) as i64)),
+            ("skip_stride", I64(self.kernels.token_tiles(tokens) as i64)),
         ]);
-        call.launch(tile_blocks(tokens, columns.len()))
+        call.launch()
     }
 
     /// Q of a chunk.
@@ -184,7 +181,7 @@ impl<'a> Walk<'a> {
         if let Some(saved) = self.to.saved {
             let (values, references) = saved.chunk(kernels, tokens, index);
             let call = call.set([("values", values), ("saved_references", references)]);
-            call.launch(tile_blocks(tokens, columns.len()))?;
+            call.launch()?;
             return Ok(values);
         }
         let q = pointer(self.q.as_ref());
@@ -196,7 +193,7 @@ impl<'a> Walk<'a> {
             ("hidden", I32(width as i32)),
             ("q", q),
         ]);
-        call.launch(logits_blocks(tokens, columns.len()))?;
+        call.launch()?;
         Ok(q)
     }
 
@@ -206,12 +203,12 @@ impl<'a> Walk<'a> {
         let call = self.kernels.call(KernelKind::ReduceColumns)?.set([
             ("column_partials", sums.from(0)),
             ("partial_stride", I64(self.kernels.chunk as i64)),
-            ("row_tiles", I32(token_tiles(self.inputs.tokens) as i32)),
+            ("row_tiles", I32(self.kernels.token_tiles(self.inputs.tokens) as i32)),
             ("columns", I32(columns.len() as i32)),
             ("gradient", dbias.from(columns.start * 4)),
             ("beta", I32(i32::from(self.to.add))),
         ]);
-        call.launch(reduce_columns_blocks(columns.len()))
+        call.launch()
     }
 
     /// dW of a chunk.
@@ -229,8 +226,8 @@ impl<'a> Walk<'a> {
             ("beta", I32(i32::from(self.to.add))),
             ("scale", pointer(self.scale.as_ref())),
             ("skip", self.flags(columns)),
-            ("skip_stride", I64(token_tiles(self.inputs.tokens) as i64)),
+            ("skip_stride", I64(self.kernels.token_tiles(self.inputs.tokens) as i64)),
         ]);
-        call.launch(weight_grad_blocks(columns.len(), width))
+        call.launch()
     }
 }

@@ -11,7 +11,6 @@ use crate::embedding::{Additions, Tables};
 use crate::{Dtype, Matrix, Result};
 use std::ops::Range;
 use vocabfuse_codegen::KernelKind;
-use vocabfuse_codegen::cuda::row_blocks;
 
 /// The kernels for rows of one dtype.
 pub struct RowKernels {
@@ -62,7 +61,7 @@ impl Tables for Gpu {
             ("out", rows.from(0)),
             ("out_stride", I64(width as i64)),
         ]);
-        call.launch(row_blocks(ids.len()))?;
+        call.launch_rows(ids.len())?;
         Ok(Gathered { rows, count: ids.len(), row_bytes: table.columns() * size, stride: width * size })
     }
 
@@ -104,7 +103,7 @@ impl Tables for Gpu {
             ("table", sums.from(0)),
             ("table_stride", I64(hidden as i64)),
         ]);
-        call.launch(row_blocks(runs.len()))?;
+        call.launch_rows(runs.len())?;
         sums.each_row(runs.len(), hidden, |run, sums| table[row(run)].copy_from_slice(sums))
     }
 }

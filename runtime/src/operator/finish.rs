@@ -5,9 +5,10 @@ use crate::buffer::Buffer;
 use crate::check::fingerprint;
 use crate::{Error, Result};
 use std::ptr;
-use vocabfuse_codegen::Target;
 use vocabfuse_codegen::operator::{Operator, TOP_VALUE};
 use vocabfuse_codegen::program::ROW_FORMAT;
+use vocabfuse_codegen::spec::CHUNKS;
+use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Target};
 use vocabfuse_kernels::abi::{self, Entry};
 use vocabfuse_kernels::{Kernel, Registry};
 
@@ -24,11 +25,12 @@ pub struct HostRows {
 impl HostRows {
     /// Those of a CPU target.
     pub(crate) fn new(registry: &Registry, target: Target, operator: &str) -> Result<HostRows> {
-        let find = |kernel: &str, loss: &str| {
-            let wanted = |k: &Kernel| k.kernel == kernel && k.target == target.as_str() && k.loss == loss;
-            registry.find(wanted).ok_or_else(|| missing(kernel, target, operator))
+        let find = |kind: KernelKind| {
+            let spec = KernelSpec::new(kind, target, Dtype::F32, *CHUNKS.start(), operator).ok();
+            let found = spec.and_then(|spec| registry.find(|kernel| kernel.name == spec.name()));
+            found.ok_or_else(|| missing(kind.as_str(), target, operator))
         };
-        let (merge_kernel, finish_kernel) = (find("merge", "")?, find("finish", operator)?);
+        let (merge_kernel, finish_kernel) = (find(KernelKind::Merge)?, find(KernelKind::Finish)?);
         let (Entry::Merge(merge), Entry::Finish(finish)) = (merge_kernel.entry, finish_kernel.entry) else {
             return Err(missing("merge", target, operator));
         };

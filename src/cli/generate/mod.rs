@@ -116,7 +116,7 @@ fn builder(args: &Args) -> anyhow::Result<Builder> {
     };
     let operators = match &args.operator {
         Some(Operators(chosen)) => chosen.clone(),
-        None if kinds.iter().all(|kind| kind.is_operators()) => operator::all()?,
+        None if kinds.iter().all(|kind| kind.row().of_operators) => operator::all()?,
         None => vec![],
     };
     let mut builder = base.targets(&[args.target]).kernels(&kinds).forms(&args.loss.0)?.operators(&operators);

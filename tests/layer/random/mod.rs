@@ -54,7 +54,7 @@ fn cpus(threads: usize) -> (bool, Vec<Cpu>) {
 fn devices(threads: usize, dtype: Dtype, seed: u64) -> Vec<(String, Cpu)> {
     let (forced, mut cpus) = cpus(threads);
     if !forced {
-        cpus.retain(|cpu| dtype == Dtype::Bf16 || !Target::BF16.contains(&cpu.target()));
+        cpus.retain(|cpu| dtype == Dtype::Bf16 || cpu.target().multiplies_f32());
         let tiles = cpus.iter().any(|cpu| cpu.target() == Target::Amx);
         if dtype == Dtype::Bf16 && !tiles && seed.is_multiple_of(16) {
             cpus.extend(crate::common::amx(threads));
@@ -65,7 +65,7 @@ fn devices(threads: usize, dtype: Dtype, seed: u64) -> Vec<(String, Cpu)> {
 
 /// Devices that multiply f32 in bf16x3.
 fn bf16x3(threads: usize) -> Vec<(String, Cpu)> {
-    let pairs = cpus(threads).1.into_iter().filter(|cpu| Target::BF16.contains(&cpu.target()));
+    let pairs = cpus(threads).1.into_iter().filter(|cpu| !cpu.target().multiplies_f32());
     let with = |cpu: Cpu| (format!("{} in bf16x3", cpu.target()), cpu.with_precision(Some(Precision::Bf16x3)));
     pairs.map(with).collect()
 }

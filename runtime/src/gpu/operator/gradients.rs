@@ -11,7 +11,6 @@ use crate::operator::{Distribution, DistributionGradients, GradientJob, RowJob};
 use crate::{Dtype, Result};
 use std::ops::Range;
 use vocabfuse_codegen::KernelKind;
-use vocabfuse_codegen::cuda::{accumulate_blocks, reduce_columns_blocks, row_blocks, weight_grad_blocks};
 
 /// Adds the gradients of a shard; gives its parts of dX, `[tokens, H]`.
 pub(super) fn run(
@@ -176,7 +175,7 @@ impl<'a> Pass<'a> {
             ])
             .uniforms(|name| (name == "logit_scale").then_some(of.logit_scale))?
             .rows(|name| self.rows.iter().find(|(known, _)| *known == name).map(|(_, values)| values.from(0)))?;
-        call.launch(row_blocks(self.job.rows.len()))
+        call.launch_rows(self.job.rows.len())
     }
 
     /// Sums of the columns of Q: each token is a tile of its own.
@@ -190,7 +189,7 @@ impl<'a> Pass<'a> {
             ("gradient", sums.from(chunk.start * 4)),
             ("beta", I32(0)),
         ]);
-        call.launch(reduce_columns_blocks(chunk.len()))
+        call.launch()
     }
 
     /// A += Q W and dW = transposed Q X.
@@ -208,7 +207,7 @@ impl<'a> Pass<'a> {
             ("scale", scale),
             ("rounded", to.rounded.from(0)),
         ]);
-        call.launch(row_blocks(tokens))?;
+        call.launch_rows(tokens)?;
         if let Some(a) = &to.a {
             let call = kernels.call(KernelKind::Accumulate)?.set([
                 ("e", to.rounded.from(0)),
@@ -225,7 +224,7 @@ impl<'a> Pass<'a> {
                 ("e_references", Pointer(0)),
                 ("scale", scale),
             ]);
-            call.launch(accumulate_blocks(tokens, width))?;
+            call.launch()?;
         }
         let Some(dw) = &to.dw else { return Ok(()) };
         let call = kernels.call(KernelKind::WeightGrad)?.set([
@@ -242,7 +241,7 @@ impl<'a> Pass<'a> {
             ("skip", Pointer(0)),
             ("skip_stride", I64(0)),
         ]);
-        call.launch(weight_grad_blocks(chunk.len(), width))
+        call.launch()
     }
 
     /// Q of a chunk to the gradient of given logits `[tokens of the caller, columns]`.

@@ -12,7 +12,6 @@ use crate::{Dtype, Matrix, Result};
 use half::{bf16, f16};
 use std::ops::Range;
 use vocabfuse_codegen::KernelKind;
-use vocabfuse_codegen::cuda::{logits_blocks, row_blocks};
 
 /// One distribution on the device.
 pub(super) struct Input<'a> {
@@ -114,7 +113,7 @@ impl<'a> Input<'a> {
                 _ => None,
             })?
             .columns(|name| (name == "bias").then(|| self.bias.from(0)))?;
-        call.launch(row_blocks(self.rows.len()))
+        call.launch_rows(self.rows.len())
     }
 
     fn multiply(&self, linear: &Linear<'_>, chunk: &Range<usize>) -> Result<()> {
@@ -130,7 +129,7 @@ impl<'a> Input<'a> {
             ("logits", self.logits.from(0)),
             ("stride", I64(CHUNK as i64)),
         ]);
-        call.launch(logits_blocks(tokens, chunk.len()))
+        call.launch()
     }
 
     fn copy(&self, logits: Matrix<'_>, chunk: &Range<usize>) -> Result<()> {

@@ -60,18 +60,24 @@ impl OperatorKernels {
     /// A call of the kernel that applies the options of a distribution.
     pub(super) fn row_logits(&self, distribution: usize) -> Result<Call<'_>> {
         let form = self.inputs[distribution].form;
-        let spec = spec(KernelKind::RowLogits, form.name())?;
+        let spec = self.spec(KernelKind::RowLogits, form.name())?;
         let kernel = self.library.get(&spec, Programs::Logits(form))?;
         Ok(Call::new(self.driver(), kernel))
     }
 
     pub(super) fn row_statistics(&self) -> Result<Call<'_>> {
-        self.of_operator(&spec(KernelKind::RowStatistics, &self.operator.name)?, 0)
+        self.of_operator(&self.spec(KernelKind::RowStatistics, &self.operator.name)?, 0)
     }
 
     pub(super) fn row_gradient(&self, distribution: usize) -> Result<Call<'_>> {
-        let spec = spec(KernelKind::RowGradient, &self.operator.gradient_name(distribution))?;
+        let spec = self.spec(KernelKind::RowGradient, &self.operator.gradient_name(distribution))?;
         self.of_operator(&spec, distribution)
+    }
+
+    // Row programs are f32.
+    fn spec(&self, kind: KernelKind, programs: &str) -> Result<KernelSpec> {
+        let target = self.library.target();
+        KernelSpec::new(kind, target, Dtype::F32, CHUNK, programs).map_err(|e| Error::Compile(e.to_string()))
     }
 
     fn of_operator(&self, spec: &KernelSpec, distribution: usize) -> Result<Call<'_>> {
@@ -82,7 +88,7 @@ impl OperatorKernels {
     pub(super) fn names(&self) -> Vec<&'static str> {
         let mut names: Vec<&'static str> = vec![];
         let mut add = |name: Result<&'static str>| names.extend(name.ok().filter(|name| !names.contains(name)));
-        let row = |kind, programs: &str| spec(kind, programs).map(|spec| interned(spec.name()));
+        let row = |kind, programs: &str| self.spec(kind, programs).map(|spec| interned(spec.name()));
         let differentiable = !self.operator.gradients.is_empty();
         for input in &self.inputs {
             if let Some(products) = &input.products {
@@ -113,9 +119,4 @@ fn gradient_kinds(dtype: Dtype) -> &'static [KernelKind] {
     } else {
         &[RoundRows, Accumulate, WeightGrad]
     }
-}
-
-// Row programs are f32.
-fn spec(kind: KernelKind, programs: &str) -> Result<KernelSpec> {
-    KernelSpec::new(kind, Target::Sm80, Dtype::F32, CHUNK, programs).map_err(|e| Error::Compile(e.to_string()))
 }

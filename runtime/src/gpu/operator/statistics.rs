@@ -9,7 +9,6 @@ use crate::Result;
 use crate::buffer;
 use crate::operator::{RowJob, RowState};
 use std::sync::Arc;
-use vocabfuse_codegen::cuda::row_blocks;
 use vocabfuse_codegen::program::keys;
 
 /// A [`RowState`] on the device.
@@ -61,7 +60,7 @@ pub(super) fn run(kernels: &OperatorKernels, job: &RowJob<'_>) -> Result<RowStat
                 ("top_ids", ids.from(0)),
             ]);
         }
-        call.launch(row_blocks(tokens))?;
+        call.launch_rows(tokens)?;
     }
     device.read(&mut state, &mut lost)?;
     state.restore(job.operator, &lost);
