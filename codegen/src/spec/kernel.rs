@@ -432,8 +432,8 @@ impl KernelKind {
         self.row().cpu.is_some_and(|on| match on.sees {
             Sees::Tensors | Sees::Tables => true,
             // Operands are f32 there, whatever they were packed from.
-            Sees::Operands | Sees::Accumulator => !target.multiplies_f32(),
-            Sees::Values => false,
+            Sees::Operands => !target.multiplies_f32(),
+            Sees::Accumulator | Sees::Values => false,
         })
     }
 }

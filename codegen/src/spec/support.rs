@@ -50,10 +50,6 @@ pub(super) fn operand(
             let supported = format!("targets {}; the others need no unpacking", others.join(", "));
             return unsupported(format!("kernel {kernel} on target {target}"), &supported);
         }
-        if precision.is_some() && !kernel.has_operands(target) {
-            let what = format!("kernel {kernel} with a precision on target {target}");
-            return unsupported(what, "kernels that pack or multiply operands");
-        }
     }
     match product {
         Some(product) => Ok(kernel.has_operands(target).then_some(product.operand)),

@@ -2,6 +2,7 @@
 
 mod artifact;
 mod compile;
+mod coverage;
 mod drift;
 mod emission;
 mod operators;

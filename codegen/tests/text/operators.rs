@@ -2,10 +2,8 @@
 //! references move.
 
 use std::collections::BTreeMap;
-use vocabfuse_codegen::emit::emit_operator;
 use vocabfuse_codegen::operator::{self, Operator};
 use vocabfuse_codegen::program::{Graph, Interpretation, Merge, ProgramError, Tile, place, reference_of};
-use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Target};
 
 fn operator(name: &str) -> Operator {
     operator::all().unwrap().into_iter().find(|o| o.name == name).unwrap()
@@ -20,28 +18,6 @@ fn programs() {
         text += &format!("{:?}\n{:?}\n\n", o.statistics.rules(), o.results());
     }
     insta::assert_snapshot!(text);
-}
-
-#[test]
-fn kernels() {
-    let text = |kind, target, name: &str, operator: &str| {
-        let spec = KernelSpec::new(kind, target, Dtype::F32, 512, name).unwrap();
-        emit_operator(&spec, &self::operator(operator), 0).unwrap().text
-    };
-    let divergence = text(KernelKind::RowStatistics, Target::Scalar, "kl_divergence", "kl_divergence");
-    insta::assert_snapshot!("row_statistics_scalar_kl_divergence", divergence);
-    insta::assert_snapshot!(
-        "row_gradient_avx512_logprobs",
-        text(KernelKind::RowGradient, Target::Avx512, "logprobs", "logprobs")
-    );
-    let sample = text(KernelKind::RowStatistics, Target::Avx512, "sample", "sample");
-    insta::assert_snapshot!("row_statistics_avx512_sample", sample);
-    let divergence = text(KernelKind::RowStatistics, Target::Sm80, "kl_divergence", "kl_divergence");
-    insta::assert_snapshot!("row_statistics_sm80_kl_divergence", divergence);
-    let sample = text(KernelKind::RowStatistics, Target::Sm80, "sample", "sample");
-    insta::assert_snapshot!("row_statistics_sm80_sample", sample);
-    let gradient = text(KernelKind::RowGradient, Target::Sm80, "logprobs", "logprobs");
-    insta::assert_snapshot!("row_gradient_sm80_logprobs", gradient);
 }
 
 /// A tile of one row with logits of two distributions.

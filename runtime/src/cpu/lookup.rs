@@ -43,10 +43,14 @@ impl<'a> Lookup<'a> {
     }
 
     fn no_product(&self, precision: Precision) -> Error {
-        let targets = Target::cpus().filter(|target| precision.is_on(*target)).map(Target::as_str);
+        let known = |precision: &Precision| {
+            let targets: Vec<&str> = Target::cpus().filter(|t| precision.is_on(*t)).map(Target::as_str).collect();
+            (!targets.is_empty()).then(|| format!("{precision} for dtype f32 on targets {}", targets.join(" and ")))
+        };
+        let known: Vec<String> = Precision::ALL.iter().filter_map(known).collect();
         let message = format!(
-            "expected exact products, or {precision} for dtype f32 on targets {}; got {precision} for dtype {} on target {}",
-            targets.collect::<Vec<_>>().join(" and "),
+            "expected exact products, or {}; got {precision} for dtype {} on target {}",
+            known.join(", "),
             self.dtype,
             self.cpu.target()
         );
