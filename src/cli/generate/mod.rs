@@ -35,8 +35,8 @@ pub struct Args {
     /// avx512bf16 and amx]
     #[arg(long, value_parser = values::dtype())]
     dtype: Option<Dtype>,
-    /// Vocabulary entries a kernel works on at a time: a power of two from 256 to 65536 [default: 512, 2048 and 8192; 2048,
-    /// 8192 and 32768 for sm_80; 256 too for bf16 on avx512bf16, alone for bf16x3]
+    /// Vocabulary entries a kernel works on at a time, as a constant of its text: a power of two from 256 to 65536
+    /// [default: kernels of CPUs take any; 2048, 8192 and 32768 for sm_80]
     #[arg(long, value_name = "C", value_parser = values::chunk)]
     chunk: Option<usize>,
     /// Forms of cross-entropy with commas between them, or all
