@@ -65,7 +65,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let precision = args.precision.filter(|_| args.dtype == Some(Dtype::F32));
     // The builder leaves out what there is not; the user must hear of it.
     for dtype in &dtypes {
-        KernelSpec::with_precision(KernelKind::LogitsSoftmax, Target::Sm80, *dtype, precision, chunks[0], "")?;
+        for target in Target::gpus() {
+            KernelSpec::with_precision(KernelKind::LogitsSoftmax, target, *dtype, precision, chunks[0], "")?;
+        }
     }
     let builder = Builder::cuda().dtypes(&dtypes).precisions(precision.as_slice()).chunks(&chunks);
     let builder = builder.forms(&args.loss.0)?.operators(&args.operator.0);

@@ -1,7 +1,7 @@
 //! Which combinations of kernel, target, dtype and precision there are.
 
 use super::kernel::{KernelKind, Sees};
-use super::target::Target;
+use super::target::{Product, Target};
 use super::types::{Dtype, Operand, Precision};
 use crate::error::SpecError;
 
@@ -58,13 +58,19 @@ pub(super) fn operand(
     }
 }
 
-/// The products of a target, and where a precision is.
+/// The products of a target by dtype, and where a precision is.
 fn products(target: Target, precision: Option<Precision>) -> String {
-    let spelled = |p: &super::target::Product| match p.operand.precision() {
-        None => format!("dtype {}", p.storage),
-        Some(precision) => format!("dtype {} with precision {precision}", p.storage),
+    let of = |dtype: &Dtype| {
+        let products: Vec<&Product> = target.row().products.iter().filter(|p| p.storage == *dtype).collect();
+        let precisions: Vec<&str> =
+            products.iter().filter_map(|p| p.operand.precision()).map(Precision::as_str).collect();
+        match (products.is_empty(), precisions.is_empty()) {
+            (true, _) => None,
+            (_, true) => Some(format!("dtype {dtype}")),
+            _ => Some(format!("dtype {dtype} with precision {}", precisions.join(" or "))),
+        }
     };
-    let here = target.row().products.iter().map(spelled).collect::<Vec<_>>().join(", ");
+    let here = Dtype::ALL.iter().filter_map(of).collect::<Vec<_>>().join(", ");
     let Some(precision) = precision else { return here };
     let others = Target::ALL.iter().filter(|target| precision.is_on(**target)).map(|target| target.as_str());
     format!("{here}; {precision} is on {}", others.collect::<Vec<_>>().join(" and "))

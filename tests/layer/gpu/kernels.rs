@@ -13,7 +13,7 @@ fn what_no_kernel_covers_is_refused_with_what_is() {
     assert!(exact.contains("dtype f32 with precision tf32 or tf32x3"), "{exact}");
     let bf16 = Case { dtype: Dtype::Bf16, ..case };
     let tf32 = error(&gpu.clone().with_precision(Some(Precision::Tf32)), &bf16).to_string();
-    assert!(tf32.contains("dtype bf16 or f16 without a precision"), "{tf32}");
+    assert!(tf32.contains("precision tf32 for dtype bf16") && tf32.contains("dtype bf16, dtype f16"), "{tf32}");
     assert!(matches!(Ptx::new("sm_90a"), Err(Error::Option { option: "device", .. })));
 }
 
