@@ -44,6 +44,7 @@ templates! {
     "cpu/weight_grad.rs.in",
     "cpu/merge.rs.in",
     "cpu/finish.rs.in",
+    "cpu/optional.rs.in",
     "cpu/logits.rs.in",
     "cpu/round_row.rs.in",
     "cpu/row_logits.rs.in",

@@ -1,10 +1,10 @@
 //! CPU kernels: Rust text from the templates under `cpu/`.
 
 use super::Kernel;
-use super::statistic::{self, statistics};
+use super::statistic::{self, statistics_or_fewer};
 use crate::error::{Error, SpecError};
 use crate::loss::{Loss, Merge, OPERAND_FACTOR};
-use crate::lower::{Fragment, Lowering, Operand, RustSimd, lower};
+use crate::lower::{Fragment, Lowered, Lowering, Operand, RustSimd, lower};
 use crate::place::Place;
 use crate::program::{Kind, LARGEST_POWER, Program, Shape, Type, ValueId};
 use crate::render::{render, template};
@@ -90,6 +90,8 @@ pub struct Part {
     body: String,
     bindings: Value,
     shared: bool,
+    /// Whether optional row outputs are computed.
+    optional: bool,
 }
 
 impl Part {
@@ -99,24 +101,29 @@ impl Part {
         (a.kernel, a.place(), a.chunk) == (b.kernel, b.place(), b.chunk) && self.body == other.body
     }
 
-    /// The function of the kernel. A template that only loads and stores tensors is generic in how these are stored.
+    /// The function of the kernel, with the constants that its template declares: how tensors are stored, where they are only
+    /// loaded and stored, and whether optional outputs are computed.
     fn function(&self) -> String {
-        if self.body.contains("fn kernel<const STORED: u8>") {
-            format!("kernel::<{}>", self.spec.types.storage.as_str().to_uppercase())
-        } else {
-            "kernel".to_owned()
-        }
+        let declared =
+            self.body.split_once("fn kernel<").and_then(|(_, rest)| rest.split_once(">(")).map(|(list, _)| list);
+        let constants = declared.into_iter().flat_map(|list| list.split(", ")).map(|constant| match constant {
+            "const STORED: u8" => self.spec.types.storage.as_str().to_uppercase(),
+            _ => self.optional.to_string(),
+        });
+        let constants: Vec<String> = constants.collect();
+        if constants.is_empty() { "kernel".to_owned() } else { format!("kernel::<{}>", constants.join(", ")) }
     }
 }
 
 pub(super) fn part(spec: &KernelSpec, loss: &Loss) -> Result<Part, Error> {
     let shared = spec.kernel == KernelKind::LogitsOperand && loss.shares_operand();
-    render_part(spec, program_context(spec, loss)?, bindings(spec, loss), shared)
+    let part = render_part(spec, program_context(spec, loss)?, bindings(spec, loss))?;
+    let optional = loss.optional.as_ref().is_some_and(|optional| optional.computed);
+    Ok(Part { shared, optional, ..part })
 }
 
-/// A kernel from the context of its programs and the names that they bind; `shared` if what it computes is the same for all
-/// tokens.
-pub(super) fn render_part(spec: &KernelSpec, programs: Value, bindings: Value, shared: bool) -> Result<Part, Error> {
+/// A kernel from the context of its programs and the names that they bind.
+pub(super) fn render_part(spec: &KernelSpec, programs: Value, bindings: Value) -> Result<Part, Error> {
     let common = context! {
         chunk => spec.chunk,
         dtype => spec.types.storage.as_str(),
@@ -124,7 +131,7 @@ pub(super) fn render_part(spec: &KernelSpec, programs: Value, bindings: Value, s
         ..place_context(spec.place())
     };
     let body = render(&template(spec)?, &spec.name(), context! { ..programs, ..common })?;
-    Ok(Part { spec: spec.clone(), body, bindings, shared })
+    Ok(Part { spec: spec.clone(), body, bindings, shared: false, optional: false })
 }
 
 /// The text of kernels that have the same functions: each is an entry of the registry.
@@ -226,33 +233,42 @@ fn place_context(place: Place) -> Value {
 }
 
 fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
-    let (statistics, values) = statistics(&loss.statistics, 1, &RustSimd);
-    let row_outputs = |p: &Program| p.row_outputs().map(|(_, v)| v).collect::<Vec<_>>();
     Ok(match spec.kernel {
-        KernelKind::LogitsSoftmax | KernelKind::LogitsOperand => {
-            let operand = spec.kernel == KernelKind::LogitsOperand;
-            let p = if operand { loss.operand.as_ref().ok_or_else(|| incomplete(loss))? } else { &loss.statistics };
-            let store = p.store().ok_or_else(|| incomplete(loss))?;
-            let mut wanted = vec![(store, Shape::Element)];
-            if !operand {
-                wanted.extend(values.into_iter().map(|v| (v, Shape::Element)));
-            }
-            // What is relative to no reference moves none.
-            let map = match p.referenced(0) {
-                Some(referenced) => lowered(p, "m", &[(referenced, Shape::Element)])?,
-                None => {
-                    Value::from(Serde(&Fragment { results: vec![splat(f32::NEG_INFINITY)], ..Fragment::default() }))
-                }
-            };
-            // What the gradient filter measures stored values against: the sum of them. A further product is not filtered.
+        KernelKind::LogitsSoftmax => {
+            let whole = loss.optional.as_ref().map(|o| (&o.statistics, o.required_statistics, o.computed));
+            let Shared { program: p, required, optional } = shared(&loss.statistics, whole, Shape::Element)?;
+            let (statistics, values) = statistics_or_fewer(p, 1, &RustSimd, required);
+            // A statistic that selects has two values.
+            let computed = statistics.iter().find(|s| s.optional).map_or(values.len(), |s| s.value - 1);
+            let values: Vec<_> = values.into_iter().map(|v| (v, Shape::Element)).collect();
+            let store = (p.store().ok_or_else(|| incomplete(loss))?, Shape::Element);
+            let mut lowered = Lowered::new(p, &RustSimd, "w");
+            let mut weigh = lowered.add(&[&[store], &values[..computed]].concat())?;
+            let mut extra = lowered.add(&values[computed..])?;
+            weigh.results.append(&mut extra.results);
+            // What the gradient filter measures stored values against: the sum of them.
             let mass = statistics.iter().find(|s| s.rule == "ScaledSum").map(|s| s.slot);
-            let mass = if operand { 0 } else { mass.ok_or_else(|| incomplete(loss))? };
-            let statistics = if operand { vec![] } else { statistics };
             context! {
-                map => map,
-                weigh => lowered(p, "w", &wanted)?,
+                map => map(p)?,
+                weigh => Value::from(Serde(&weigh)),
+                extra => Value::from(Serde(&if_optional(extra))),
+                optional,
                 statistics => Value::from(Serde(&statistics)),
-                mass => mass,
+                mass => mass.ok_or_else(|| incomplete(loss))?,
+            }
+        }
+        KernelKind::LogitsOperand => {
+            let p = loss.operand.as_ref().ok_or_else(|| incomplete(loss))?;
+            let store = p.store().ok_or_else(|| incomplete(loss))?;
+            let nothing: [usize; 0] = [];
+            // A further product is not filtered.
+            context! {
+                map => map(p)?,
+                weigh => lowered(p, "w", &[(store, Shape::Element)])?,
+                extra => Value::from(Serde(&Fragment::default())),
+                optional => false,
+                statistics => Value::from(Serde(&nothing)),
+                mass => 0,
             }
         }
         KernelKind::WeightGradSaved | KernelKind::WeightGradRecompute => {
@@ -278,11 +294,17 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
             }
         }
         KernelKind::Finish => {
-            let outputs: Vec<&str> = loss.finish.row_outputs().map(|(name, _)| name).collect();
-            let position = |name: &str| outputs.iter().position(|n| *n == name);
-            let wanted: Vec<_> = row_outputs(&loss.finish).into_iter().map(|v| (v, Shape::Row)).collect();
+            let whole = loss.optional.as_ref().map(|o| (&o.finish, o.required_outputs, o.computed));
+            let Shared { program: p, required, optional } = shared(&loss.finish, whole, Shape::Row)?;
+            let outputs: Vec<_> = p.row_outputs().map(|(_, v)| (v, Shape::Row)).collect();
+            let mut lowered = Lowered::new(p, &RustSimd, "f");
+            let finish = lowered.add(&outputs[..required])?;
+            let extra = lowered.add(&outputs[required..])?;
+            let position = |name: &str| p.row_outputs().position(|(known, _)| known == name);
             context! {
-                finish => lowered(&loss.finish, "f", &wanted)?,
+                finish => Value::from(Serde(&finish)),
+                extra => Value::from(Serde(&extra)),
+                optional,
                 a_factor => position("a_factor"),
                 target_factor => position("target_factor"),
                 operand_factor => loss.operand.as_ref().and_then(|_| position(OPERAND_FACTOR)),
@@ -290,6 +312,51 @@ fn program_context(spec: &KernelSpec, loss: &Loss) -> Result<Value, Error> {
         }
         _ => context! {},
     })
+}
+
+/// The program that the functions of a kernel compute, in whole or without its optional row outputs.
+struct Shared<'a> {
+    program: &'a Program,
+    /// How many row outputs are not optional.
+    required: usize,
+    /// Whether there are optional ones.
+    optional: bool,
+}
+
+/// A program of a loss, or the whole one that it is a part of, with the number of row outputs that are not optional and
+/// whether the loss has the others. It is a part if what both compute has the same statements.
+fn shared<'a>(own: &'a Program, whole: Option<(&'a Program, usize, bool)>, shape: Shape) -> Result<Shared<'a>, Error> {
+    let alone = Shared { program: own, required: own.row_outputs().count(), optional: false };
+    let Some((program, required, computed)) = whole else { return Ok(alone) };
+    let count = if computed { program.row_outputs().count() } else { required };
+    let rules = program.rules();
+    let statements = |p: &Program| {
+        let stored = p.store().map(|v| (v, Shape::Element));
+        let rows = p.row_outputs().take(count).map(|(_, v)| (v, shape));
+        lower(p, &RustSimd, "", &stored.into_iter().chain(rows).collect::<Vec<_>>())
+    };
+    let part = own.row_outputs().map(|(name, _)| name).eq(program.row_outputs().take(count).map(|(name, _)| name))
+        && rules.starts_with(&own.rules())
+        && statements(own)? == statements(program)?;
+    Ok(if part { Shared { program, required, optional: true } } else { alone })
+}
+
+/// What the reference of a row is raised to.
+fn map(p: &Program) -> Result<Value, Error> {
+    match p.referenced(0) {
+        Some(referenced) => lowered(p, "m", &[(referenced, Shape::Element)]),
+        // What is relative to no reference moves none.
+        None => Ok(Value::from(Serde(&Fragment { results: vec![splat(f32::NEG_INFINITY)], ..Fragment::default() }))),
+    }
+}
+
+/// Statements outside of all loops that only optional outputs need: what they read may not be there.
+fn if_optional(extra: Fragment) -> Fragment {
+    let guarded = |statement: String| match statement.trim_end_matches(';').split_once(" = ") {
+        Some((name, value)) => format!("{name} = if OPTIONAL {{ {value} }} else {{ Default::default() }};"),
+        None => statement,
+    };
+    Fragment { uniform: extra.uniform.into_iter().map(guarded).collect(), ..extra }
 }
 
 fn splat(value: f32) -> String {

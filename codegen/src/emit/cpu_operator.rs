@@ -15,7 +15,7 @@ pub(super) fn logits_part(spec: &KernelSpec, form: LogitsForm) -> Result<Part, E
     let program = form.program()?;
     let map = lowered(&program, "m", &elements(program.store()))?;
     let slope = form.slope_program()?.map(|p| lowered(&p, "s", &elements(p.store()))).transpose()?;
-    render_part(spec, context! { map, slope }, Names::of(&program).context(), false)
+    render_part(spec, context! { map, slope }, Names::of(&program).context())
 }
 
 /// `distribution` is that of a gradient.
@@ -33,7 +33,7 @@ pub(super) fn part(spec: &KernelSpec, operator: &Operator, distribution: usize) 
             let wanted: Vec<_> = operator.finish.row_outputs().map(|(_, v)| (v, Shape::Row)).collect();
             let finish = lowered(&operator.finish, "f", &wanted)?;
             let nothing: Option<usize> = None;
-            (context! { finish, a_factor => nothing }, Names::of(&operator.finish))
+            (context! { finish, a_factor => nothing, optional => false }, Names::of(&operator.finish))
         }
         KernelKind::RowGradient => {
             let gradient = operator.gradients.get(distribution).ok_or_else(|| SpecError::Unsupported {
@@ -58,7 +58,7 @@ pub(super) fn part(spec: &KernelSpec, operator: &Operator, distribution: usize) 
     if spec.kernel != KernelKind::RowGradient {
         names.keep(&rules, references);
     }
-    render_part(spec, context, names.context(), false)
+    render_part(spec, context, names.context())
 }
 
 fn statistics_context(

@@ -16,7 +16,7 @@ pub(super) struct Statistic {
     identity: String,
     /// Position of its value among the results of the lowered statistics program, in which the values stand behind one
     /// other result.
-    value: usize,
+    pub(super) value: usize,
     /// Position of what it selects, for [`Merge::ArgMax`].
     id: Option<usize>,
     /// Reference that it is relative to, if there is one.
@@ -27,8 +27,11 @@ pub(super) struct Statistic {
     shifts: [i8; DISTRIBUTIONS],
     /// Of a divergence.
     divergence: Option<Divergence>,
-    /// Position in the state of what roundings of the sum have lost, if it is a sum: behind all statistics.
-    lost: Option<usize>,
+    /// Position in the state of what roundings of the sum have lost, if it is a sum: behind all statistics. An expression
+    /// where it depends on whether there are optional ones.
+    lost: Option<String>,
+    /// Whether the constant `OPTIONAL` of the function decides if it is computed.
+    pub(super) optional: bool,
 }
 
 /// What a divergence is made of: positions of its values among the results, and of the sums of its weights in the state.
@@ -64,9 +67,23 @@ pub(super) fn statistics(
     references: usize,
     lowering: &dyn Lowering,
 ) -> (Vec<Statistic>, Vec<ValueId>) {
+    statistics_or_fewer(program, references, lowering, program.rules().len())
+}
+
+/// As [`statistics`], of which all but the first `required` are optional.
+pub(super) fn statistics_or_fewer(
+    program: &Program,
+    references: usize,
+    lowering: &dyn Lowering,
+    required: usize,
+) -> (Vec<Statistic>, Vec<ValueId>) {
     let (mut statistics, mut values) = (vec![], vec![]);
     let rules = program.rules();
-    let mut lost = references + rules.len()..;
+    let mut sums = 0..;
+    let behind = |sum: usize| {
+        let [all, fewer] = [rules.len(), required].map(|statistics| references + statistics + sum);
+        if all == fewer { all.to_string() } else { format!("if OPTIONAL {{ {all} }} else {{ {fewer} }}") }
+    };
     for ((slot, (_, merge)), (_, output)) in (references..).zip(rules.clone()).zip(program.row_outputs()) {
         let mut position = |value: ValueId| {
             values.push(value);
@@ -98,9 +115,22 @@ pub(super) fn statistics(
                 _ => ("Divergence", None, 0, none),
             },
         };
-        let lost = if merge.is_sum() { lost.next() } else { None };
+        let lost = if merge.is_sum() { sums.next().map(behind) } else { None };
+        let optional = slot >= references + required;
         let identity = lowering.constant(merge.identity());
-        statistics.push(Statistic { rule, slot, identity, value, id, reference, sum, shifts, divergence, lost });
+        statistics.push(Statistic {
+            rule,
+            slot,
+            identity,
+            value,
+            id,
+            reference,
+            sum,
+            shifts,
+            divergence,
+            lost,
+            optional,
+        });
     }
     (statistics, values)
 }

@@ -7,7 +7,7 @@
 //! with `hard` = (1 - smoothing) · class weight of the target, and s_j = smoothing / V · class weight of j over the whole
 //! vocabulary.
 
-use super::Loss;
+use super::{Loss, Optional};
 use crate::error::SpecError;
 use crate::logits::{Logit, LogitsForm};
 use crate::program::{Expr, Graph, Program, ProgramError};
@@ -73,9 +73,22 @@ impl CrossEntropyForm {
             finish: self.finish()?,
             gradient: self.gradient()?,
             operand: if self.smoothing { Some(self.operand()?) } else { None },
+            optional: Some(self.optional()?),
         };
         loss.verify()?;
         Ok(loss)
+    }
+
+    /// The largest logit and its id, which only the epilogue sees.
+    fn optional(self) -> Result<Optional, ProgramError> {
+        let [whole, fewer] = [true, false].map(|argmax| CrossEntropyForm { argmax, ..self });
+        Ok(Optional {
+            computed: self.argmax,
+            statistics: whole.statistics()?,
+            finish: whole.finish()?,
+            required_statistics: fewer.statistics()?.rules().len(),
+            required_outputs: fewer.finish()?.row_outputs().count(),
+        })
     }
 
     /// y, and its derivative by z where that is not 1.

@@ -31,6 +31,25 @@ pub struct Loss {
     /// A second operand of a product with W, relative to no reference. If it is the same for all tokens (a column value),
     /// the product is one row, else it costs as much as pass S does without.
     pub operand: Option<Program>,
+    /// Row outputs that kernels of a CPU compute or leave out by a constant of their functions, so that this loss shares its texts
+    /// with one that differs in them alone.
+    pub optional: Option<Optional>,
+}
+
+/// Row outputs of which a loss has all or none. They are the last ones of their programs, as are the inputs that only they
+/// read. A program of the loss that is neither the whole one nor that one without them has a text of its own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Optional {
+    /// Whether the loss has them.
+    pub computed: bool,
+    /// The statistics program of the loss that has them.
+    pub statistics: Program,
+    /// The finish program of the loss that has them.
+    pub finish: Program,
+    /// How many row statistics come before them.
+    pub required_statistics: usize,
+    /// How many row outputs of the finish program come before them.
+    pub required_outputs: usize,
 }
 
 /// Row outputs that every `finish` program must have: results, factors of A and B, and a bound on the derivative of the

@@ -46,7 +46,7 @@ pub trait Lowering {
 
 /// Statements that compute some values of a program, apart by how far out of the tile loop each may be hoisted.
 /// Every list is in order and one statement an entry, so that a template can interleave them with other work.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Fragment {
     /// Once a tile.
     pub uniform: Vec<String>,
@@ -71,40 +71,75 @@ pub fn lower(
     prefix: &str,
     wanted: &[(ValueId, Shape)],
 ) -> Result<Fragment, Error> {
-    let strip = |v: ValueId| match *program.op(v) {
-        Op::Reduce(_, operand) | Op::ArgMax(operand, _) => operand,
-        _ => v,
-    };
-    let mut needed = vec![false; program.ops().len()];
-    for (value, _) in wanted {
-        needed[strip(*value).index()] = true;
+    Lowered::new(program, lowering, prefix).add(wanted)
+}
+
+/// A program of which some values have names in the text already.
+pub struct Lowered<'a> {
+    program: &'a Program,
+    lowering: &'a dyn Lowering,
+    prefix: &'a str,
+    /// Name or literal of each value that is there.
+    texts: Vec<Option<String>>,
+    /// How many have a name.
+    count: usize,
+}
+
+impl<'a> Lowered<'a> {
+    /// Nothing is there yet. Names begin with the prefix.
+    pub fn new(program: &'a Program, lowering: &'a dyn Lowering, prefix: &'a str) -> Lowered<'a> {
+        Lowered { program, lowering, prefix, texts: vec![None; program.ops().len()], count: 0 }
     }
-    for index in (0..needed.len()).rev() {
-        if needed[index] {
-            for operand in program.ops()[index].operands() {
-                needed[operand.index()] = true;
+
+    /// As [`lower`]; the statements are those of values that are not there yet.
+    ///
+    /// # Errors
+    /// As [`lower`].
+    pub fn add(&mut self, wanted: &[(ValueId, Shape)]) -> Result<Fragment, Error> {
+        let program = self.program;
+        let strip = |v: ValueId| match *program.op(v) {
+            Op::Reduce(_, operand) | Op::ArgMax(operand, _) => operand,
+            _ => v,
+        };
+        let mut needed = vec![false; program.ops().len()];
+        for (value, _) in wanted {
+            needed[strip(*value).index()] = true;
+        }
+        for index in (0..needed.len()).rev() {
+            if needed[index] {
+                for operand in program.ops()[index].operands() {
+                    needed[operand.index()] = true;
+                }
             }
         }
-    }
-    let mut fragment = Fragment::default();
-    let mut count = 0;
-    let mut texts: Vec<String> = vec![String::new(); needed.len()];
-    for (index, op) in program.ops().iter().enumerate().filter(|(index, _)| needed[*index]) {
-        let value = ValueId(index as u32);
-        let ty = program.ty(value);
-        let expression = match op {
-            Op::Const(constant) => {
-                texts[index] = lowering.constant(*constant);
-                continue;
+        let mut fragment = Fragment::default();
+        for index in (0..needed.len()).filter(|index| needed[*index]) {
+            if self.texts[index].is_none() {
+                self.define(ValueId(index as u32), &mut fragment)?;
             }
-            Op::Input(input) => lowering.input(input, slot(program, input)),
+        }
+        let result = |(value, shape): &(ValueId, Shape)| self.lowering.broadcast(&self.operand(strip(*value)), *shape);
+        fragment.results = wanted.iter().map(result).collect();
+        Ok(fragment)
+    }
+
+    /// A value that is there.
+    fn operand(&self, value: ValueId) -> Operand {
+        Operand { text: self.texts[value.index()].clone().unwrap_or_default(), ty: self.program.ty(value) }
+    }
+
+    /// The statement of a value whose operands are there.
+    fn define(&mut self, value: ValueId, fragment: &mut Fragment) -> Result<(), Error> {
+        let (program, ty) = (self.program, self.program.ty(value));
+        let expression = match program.op(value) {
+            Op::Const(constant) => {
+                self.texts[value.index()] = Some(self.lowering.constant(*constant));
+                return Ok(());
+            }
+            Op::Input(input) => self.lowering.input(input, slot(program, input)),
             op => {
-                let operands: Vec<Operand> = op
-                    .operands()
-                    .iter()
-                    .map(|v| Operand { text: texts[v.index()].clone(), ty: program.ty(*v) })
-                    .collect();
-                lowering.operation(op, ty, &operands).ok_or_else(|| Error::Lowering {
+                let operands: Vec<Operand> = op.operands().iter().map(|v| self.operand(*v)).collect();
+                self.lowering.operation(op, ty, &operands).ok_or_else(|| Error::Lowering {
                     program: program.name().to_owned(),
                     value: value.to_string(),
                     message: format!("the target has no text for {op:?}"),
@@ -112,25 +147,18 @@ pub fn lower(
             }
         };
         // Numbered as they are needed, so that what a program computes besides does not show.
-        let name = format!("{prefix}{count}");
-        count += 1;
-        let statement = lowering.define(&name, ty, &expression);
+        let name = format!("{}{}", self.prefix, self.count);
+        self.count += 1;
+        let statement = self.lowering.define(&name, ty, &expression);
         match ty.shape {
             Shape::Uniform => fragment.uniform.push(statement),
             Shape::Row => fragment.row.push(statement),
             Shape::Column => fragment.column.push(statement),
             Shape::Element => fragment.element.push(statement),
         }
-        texts[index] = name;
+        self.texts[value.index()] = Some(name);
+        Ok(())
     }
-    fragment.results = wanted
-        .iter()
-        .map(|(value, shape)| {
-            let value = strip(*value);
-            lowering.broadcast(&Operand { text: texts[value.index()].clone(), ty: program.ty(value) }, *shape)
-        })
-        .collect();
-    Ok(fragment)
 }
 
 fn slot(program: &Program, input: &Input) -> usize {

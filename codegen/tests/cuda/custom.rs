@@ -38,7 +38,7 @@ fn softcapped() -> Loss {
     g.store(derivative);
     g.column_gradient("bias", derivative / g.uniform("logit_scale"));
     let gradient = g.finish().unwrap();
-    let loss = Loss { name: "softcapped".to_owned(), statistics, finish, gradient, operand: None };
+    let loss = Loss { name: "softcapped".to_owned(), statistics, finish, gradient, operand: None, optional: None };
     loss.verify().unwrap();
     loss
 }

@@ -20,7 +20,7 @@ fn products_of_f32_in_bf16x3() {
         assert!(files.contains_key(file), "no {file} in {:?}", files.keys());
     }
     let unique = files.keys().filter(|file| file.contains("logits_softmax__cross_entropy"));
-    assert_eq!(unique.count(), 2 * 8, "every form on both targets");
+    assert_eq!(unique.count(), 2 * 4, "every form on both targets, with and without argmax in one text");
 
     let refused = |kernel, target, dtype, precision| spec(kernel, target, dtype, precision).unwrap_err().to_string();
     let error = refused(KernelKind::Merge, Target::Amx, Dtype::F32, Precision::Bf16x3);

@@ -6,4 +6,5 @@ mod coverage;
 mod drift;
 mod emission;
 mod operators;
+mod optional;
 mod programs;

@@ -14,7 +14,7 @@ use std::hint::assert_unchecked;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn kernel(args: &LogitsSoftmax) {
+unsafe fn kernel<const OPTIONAL: bool>(args: &LogitsSoftmax) {
     let end = args.first_panel + args.panels;
     // SAFETY: the caller states the extents of all buffers; this call owns its panels of state, A and saved E, and
     // its scratch. Whoever picks this kernel has made sure that the process may use tiles.
@@ -27,8 +27,8 @@ unsafe fn kernel(args: &LogitsSoftmax) {
             let panels = block.min(end - first);
             for start in (0..args.columns).step_by(VOCABULARY_BLOCK) {
                 match args.stages {
-                    Stages::Statistics => probabilities(args, first, panels, start, tile, std::ptr::null_mut()),
-                    Stages::All => probabilities(args, first, panels, start, tile, e),
+                    Stages::Statistics => probabilities::<OPTIONAL>(args, first, panels, start, tile, std::ptr::null_mut()),
+                    Stages::All => probabilities::<OPTIONAL>(args, first, panels, start, tile, e),
                     Stages::AccumulateSaved => {
                         for panel in 0..panels {
                             load_saved(args, first + panel, start, e.add(panel * E_PANEL));
@@ -75,7 +75,7 @@ unsafe fn flag(args: &LogitsSoftmax, panel: usize, start: usize, e: *const u16, 
 
 /// Logits, statistics and E of some panels and the columns from `start` to the end of their vocabulary block.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start: usize, tile: *mut f32, e: *mut u16) {
+unsafe fn probabilities<const OPTIONAL: bool>(args: &LogitsSoftmax, first: usize, panels: usize, start: usize, tile: *mut f32, e: *mut u16) {
     let hidden = padded(args.hidden);
     let strips = hidden / PANEL * TERMS;
     let end = args.columns.min(start + VOCABULARY_BLOCK);
@@ -101,14 +101,14 @@ unsafe fn probabilities(args: &LogitsSoftmax, first: usize, panels: usize, start
                     Work::Start(block) => {
                         softmax = Softmax::new(first + panel, row + block * PANEL, tile.add(block * BLOCK), e_panel);
                     }
-                    Work::Step => step(args, &mut softmax),
+                    Work::Step => step::<OPTIONAL>(args, &mut softmax),
                 });
             }
         }
     }
     while !softmax.is_done() {
         // SAFETY: as for `kernel`.
-        unsafe { step(args, &mut softmax) }
+        unsafe { step::<OPTIONAL>(args, &mut softmax) }
     }
 }
 
@@ -129,7 +129,7 @@ struct Softmax {
     next: usize,
     reference: V,
     /// The sums of a block are formed apart from the total, which keeps what its roundings lose.
-    parts: [V; 5],
+    parts: [V; 7],
 }
 
 impl Softmax {
@@ -139,7 +139,7 @@ impl Softmax {
     fn done() -> Softmax {
         let zero = splat(0.0);
         let (logits, e) = (std::ptr::null(), std::ptr::null_mut());
-        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 5] }
+        Softmax { panel: 0, row: 0, logits, e, lane: PANEL, next: 0, reference: zero, parts: [zero; 7] }
     }
 
     #[inline]
@@ -157,7 +157,7 @@ impl Softmax {
 /// The next step, if there is one: at most `SOFTMAX_PARTS` for a block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
+unsafe fn step<const OPTIONAL: bool>(args: &LogitsSoftmax, softmax: &mut Softmax) {
     // SAFETY: as for `kernel`.
     unsafe {
         if softmax.is_done() {
@@ -166,14 +166,14 @@ unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
         let end = softmax.row + PANEL;
         let whole = end <= args.columns && args.first_column + end <= args.inputs.classes as usize;
         match (softmax.next.checked_sub(1), whole) {
-            (None, false) => references::<false>(args, softmax),
-            (None, true) => references::<true>(args, softmax),
-            (Some(part), false) => columns::<false>(args, softmax, part * PART_ROWS),
-            (Some(part), true) => columns::<true>(args, softmax, part * PART_ROWS),
+            (None, false) => references::<false, OPTIONAL>(args, softmax),
+            (None, true) => references::<true, OPTIONAL>(args, softmax),
+            (Some(part), false) => columns::<false, OPTIONAL>(args, softmax, part * PART_ROWS),
+            (Some(part), true) => columns::<true, OPTIONAL>(args, softmax, part * PART_ROWS),
         }
         softmax.next += 1;
         if softmax.next > PANEL / PART_ROWS {
-            totals(args, softmax);
+            totals::<OPTIONAL>(args, softmax);
             softmax.lane += LANES;
             softmax.next = 0;
         }
@@ -183,7 +183,7 @@ unsafe fn step(args: &LogitsSoftmax, softmax: &mut Softmax) {
 /// The reference of a vector of tokens, raised if the block needs it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax) {
+unsafe fn references<const WHOLE: bool, const OPTIONAL: bool>(args: &LogitsSoftmax, softmax: &mut Softmax) {
     let inputs = args.inputs;
     let Softmax { panel, row, logits, e, lane, .. } = *softmax;
     let rows = if WHOLE { PANEL } else { PANEL.min(args.columns - row) };
@@ -212,7 +212,7 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         let grown = lt(add(old, splat(window(BF16))), peak);
         softmax.reference = select(grown, reference_of(peak), old);
         if any(grown) {
-            rescale(args, panel, lane, row, old, softmax.reference, e);
+            rescale::<OPTIONAL>(args, panel, lane, row, old, softmax.reference, e);
         }
         if !args.saved_reference.is_null() {
             store(args.saved_reference.add(token), softmax.reference);
@@ -222,6 +222,8 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
         softmax.parts[2] = splat(0.0f32);
         softmax.parts[3] = splat(0.0f32);
         softmax.parts[4] = splat(0.0f32);
+        softmax.parts[5] = splat(-1.0f32);
+        softmax.parts[6] = splat(f32::NEG_INFINITY);
     }
 }
 
@@ -229,7 +231,7 @@ unsafe fn references<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Soft
 // A function of its own, so that it has all registers.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax, first: usize) {
+unsafe fn columns<const WHOLE: bool, const OPTIONAL: bool>(args: &LogitsSoftmax, softmax: &mut Softmax, first: usize) {
     let inputs = args.inputs;
     let Softmax { panel, row, logits, e, lane, reference, .. } = *softmax;
     let rows = if WHOLE { PANEL } else { PANEL.min(args.columns - row) };
@@ -243,11 +245,14 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         let w15 = inputs.uniform(1);
         let w8 = load_i32(inputs.targets.add(token));
         let w11 = reference;
+        let w25 = if OPTIONAL { inputs.uniform(2) } else { Default::default() };
         let mut part1 = softmax.parts[0];
         let mut part2 = softmax.parts[1];
         let mut part3 = softmax.parts[2];
         let mut part4 = softmax.parts[3];
         let mut part5 = softmax.parts[4];
+        let mut part6 = softmax.parts[5];
+        let mut part7 = softmax.parts[6];
         // Written out, so that what the columns have in common is done once; they are stored when all are there.
         const { assert!(PART_ROWS == 4) }
         // Columns that do not exist are zeros: they are part of the inner dimension of A += E W.
@@ -279,6 +284,12 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             part3 = add(part3, w19);
             part4 = add(part4, w18);
             part5 = add(part5, w23);
+            if OPTIONAL {
+                let w24 = scalar_ops::float(w4);
+                let w26 = scalar_ops::add(w24, w25);
+                part6 = select(lt(part7, w7), splat(w26), part6);
+                part7 = maximum(part7, w7);
+            }
             w12
         } else {
             splat(0.0)
@@ -312,6 +323,12 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             part3 = add(part3, w19);
             part4 = add(part4, w18);
             part5 = add(part5, w23);
+            if OPTIONAL {
+                let w24 = scalar_ops::float(w4);
+                let w26 = scalar_ops::add(w24, w25);
+                part6 = select(lt(part7, w7), splat(w26), part6);
+                part7 = maximum(part7, w7);
+            }
             w12
         } else {
             splat(0.0)
@@ -345,6 +362,12 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             part3 = add(part3, w19);
             part4 = add(part4, w18);
             part5 = add(part5, w23);
+            if OPTIONAL {
+                let w24 = scalar_ops::float(w4);
+                let w26 = scalar_ops::add(w24, w25);
+                part6 = select(lt(part7, w7), splat(w26), part6);
+                part7 = maximum(part7, w7);
+            }
             w12
         } else {
             splat(0.0)
@@ -378,6 +401,12 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
             part3 = add(part3, w19);
             part4 = add(part4, w18);
             part5 = add(part5, w23);
+            if OPTIONAL {
+                let w24 = scalar_ops::float(w4);
+                let w26 = scalar_ops::add(w24, w25);
+                part6 = select(lt(part7, w7), splat(w26), part6);
+                part7 = maximum(part7, w7);
+            }
             w12
         } else {
             splat(0.0)
@@ -400,6 +429,8 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
         softmax.parts[2] = part3;
         softmax.parts[3] = part4;
         softmax.parts[4] = part5;
+        softmax.parts[5] = part6;
+        softmax.parts[6] = part7;
         let _ = (reference, token);
     }
 }
@@ -407,41 +438,47 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
 /// Adds the sums of the block to the totals of a vector of tokens.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
+unsafe fn totals<const OPTIONAL: bool>(args: &LogitsSoftmax, softmax: &Softmax) {
     // SAFETY: as for `kernel`.
     unsafe {
-        let state = |index: usize| (*args.state.add(index)).add(softmax.panel * PANEL + softmax.lane);
+        let token = softmax.panel * PANEL + softmax.lane;
+        let state = |index: usize, token: usize| (*args.state.add(index)).add(token);
         let part1 = softmax.parts[0];
+        let mut total1 = load(state(1, token));
+        let mut lost1 = load(state(if OPTIONAL { 8 } else { 6 }, token));
         let part2 = softmax.parts[1];
+        let mut total2 = load(state(2, token));
+        let mut lost2 = load(state(if OPTIONAL { 9 } else { 7 }, token));
         let part3 = softmax.parts[2];
+        let mut total3 = load(state(3, token));
+        let mut lost3 = load(state(if OPTIONAL { 10 } else { 8 }, token));
         let part4 = softmax.parts[3];
+        let mut total4 = load(state(4, token));
+        let mut lost4 = load(state(if OPTIONAL { 11 } else { 9 }, token));
         let part5 = softmax.parts[4];
-        let total = state(1);
-        let lost = state(6);
-        let (sum, rest) = add_to(load(total), part1, load(lost));
-        store(total, sum);
-        store(lost, rest);
-        let total = state(2);
-        let lost = state(7);
-        let (sum, rest) = add_to(load(total), part2, load(lost));
-        store(total, sum);
-        store(lost, rest);
-        let total = state(3);
-        let lost = state(8);
-        let (sum, rest) = add_to(load(total), part3, load(lost));
-        store(total, sum);
-        store(lost, rest);
-        let total = state(4);
-        let lost = state(9);
-        let (sum, rest) = add_to(load(total), part4, load(lost));
-        store(total, sum);
-        store(lost, rest);
-        let total = state(5);
-        let lost = state(10);
-        let (sum, rest) = add_to(load(total), part5, load(lost));
-        store(total, sum);
-        store(lost, rest);
-        let _ = (state, softmax.parts);
+        let mut total5 = load(state(5, token));
+        let mut lost5 = load(state(if OPTIONAL { 12 } else { 10 }, token));
+        let part6 = softmax.parts[5];
+        let mut total6 = if OPTIONAL { load(state(6, token)) } else { splat(-1.0f32) };
+        let part7 = softmax.parts[6];
+        let mut total7 = if OPTIONAL { load(state(7, token)) } else { splat(f32::NEG_INFINITY) };
+        (total1, lost1) = add_to(total1, part1, lost1);
+        store(state(1, token), total1); store(state(if OPTIONAL { 8 } else { 6 }, token), lost1);
+        (total2, lost2) = add_to(total2, part2, lost2);
+        store(state(2, token), total2); store(state(if OPTIONAL { 9 } else { 7 }, token), lost2);
+        (total3, lost3) = add_to(total3, part3, lost3);
+        store(state(3, token), total3); store(state(if OPTIONAL { 10 } else { 8 }, token), lost3);
+        (total4, lost4) = add_to(total4, part4, lost4);
+        store(state(4, token), total4); store(state(if OPTIONAL { 11 } else { 9 }, token), lost4);
+        (total5, lost5) = add_to(total5, part5, lost5);
+        store(state(5, token), total5); store(state(if OPTIONAL { 12 } else { 10 }, token), lost5);
+        if OPTIONAL {
+            total6 = select(lt(total7, part7), part6, total6);
+            total7 = maximum(total7, part7);
+            store(state(6, token), total6);
+            store(state(7, token), total7);
+        }
+        let _ = (state, token, softmax.parts);
     }
 }
 
@@ -456,7 +493,7 @@ fn saved_block(args: &LogitsSoftmax, panel: usize, row: usize) -> *mut u16 {
 /// statistics and A, E of the columns of this chunk before `row`: what waits in `e` for A += E W, and what is saved.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, old: V, new: V, e: *mut u16) {
+unsafe fn rescale<const OPTIONAL: bool>(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, old: V, new: V, e: *mut u16) {
     let token = panel * PANEL + lane;
     let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
@@ -467,7 +504,7 @@ unsafe fn rescale(args: &LogitsSoftmax, panel: usize, lane: usize, row: usize, o
         let sum = load((*args.state.add(4)).add(token));
         // What weighs nothing is nothing, however far it is.
         store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
-        for index in [1, 6] {
+        for index in [1, if OPTIONAL { 8 } else { 6 }] {
             let sum = (*args.state.add(index)).add(token);
             store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
         }
@@ -588,6 +625,31 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::LogitsSoftmax(kernel),
+        entry: Entry::LogitsSoftmax(kernel::<false>),
+    },
+    Kernel {
+        name: "logits_softmax__cross_entropy_smoothing_argmax_bf16__amx_m32n32",
+        kernel: "logits_softmax",
+        target: "amx",
+        dtype: "bf16",
+        precision: "",
+        chunk: 0,
+        loss: "cross_entropy_smoothing_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1, 2, 3, 4],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::Sum, Rule::Sum, Rule::Moment { reference: None, sum: 4, shifts: [-1.0, 0.0] }, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "smoothing_share", "first_class"],
+            rows: &[],
+            columns: &["bias", "class_weight"],
+            outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::LogitsSoftmax(kernel::<true>),
     },
 ];

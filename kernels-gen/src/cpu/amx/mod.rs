@@ -10,10 +10,6 @@ mod logits_softmax__cross_entropy__amx_m32n32;
 mod logits_softmax__cross_entropy_softcap__amx_m32n32;
 mod logits_softmax__cross_entropy_smoothing__amx_m32n32;
 mod logits_softmax__cross_entropy_softcap_smoothing__amx_m32n32;
-mod logits_softmax__cross_entropy_argmax__amx_m32n32;
-mod logits_softmax__cross_entropy_softcap_argmax__amx_m32n32;
-mod logits_softmax__cross_entropy_smoothing_argmax__amx_m32n32;
-mod logits_softmax__cross_entropy_softcap_smoothing_argmax__amx_m32n32;
 mod logits_operand__cross_entropy_smoothing__amx_m32n32;
 mod logits_operand__cross_entropy_softcap_smoothing__amx_m32n32;
 mod unpack_accumulator__amx_m32n32;
@@ -36,10 +32,6 @@ pub static KERNELS: &[&[vocabfuse_kernels::Kernel]] = &[
     logits_softmax__cross_entropy_softcap__amx_m32n32::KERNELS,
     logits_softmax__cross_entropy_smoothing__amx_m32n32::KERNELS,
     logits_softmax__cross_entropy_softcap_smoothing__amx_m32n32::KERNELS,
-    logits_softmax__cross_entropy_argmax__amx_m32n32::KERNELS,
-    logits_softmax__cross_entropy_softcap_argmax__amx_m32n32::KERNELS,
-    logits_softmax__cross_entropy_smoothing_argmax__amx_m32n32::KERNELS,
-    logits_softmax__cross_entropy_softcap_smoothing_argmax__amx_m32n32::KERNELS,
     logits_operand__cross_entropy_smoothing__amx_m32n32::KERNELS,
     logits_operand__cross_entropy_softcap_smoothing__amx_m32n32::KERNELS,
     unpack_accumulator__amx_m32n32::KERNELS,

@@ -356,8 +356,9 @@ unsafe fn columns<const WHOLE: bool>(args: &LogitsSoftmax, softmax: &mut Softmax
 unsafe fn totals(args: &LogitsSoftmax, softmax: &Softmax) {
     // SAFETY: as for `kernel`.
     unsafe {
-        let state = |index: usize| (*args.state.add(index)).add(softmax.panel * PANEL + softmax.lane);
-        let _ = (state, softmax.parts);
+        let token = softmax.panel * PANEL + softmax.lane;
+        let state = |index: usize, token: usize| (*args.state.add(index)).add(token);
+        let _ = (state, token, softmax.parts);
     }
 }
 

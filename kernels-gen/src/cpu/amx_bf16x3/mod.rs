@@ -10,10 +10,6 @@ mod logits_softmax__cross_entropy_bf16x3__amx_m32n32;
 mod logits_softmax__cross_entropy_softcap_bf16x3__amx_m32n32;
 mod logits_softmax__cross_entropy_smoothing_bf16x3__amx_m32n32;
 mod logits_softmax__cross_entropy_softcap_smoothing_bf16x3__amx_m32n32;
-mod logits_softmax__cross_entropy_argmax_bf16x3__amx_m32n32;
-mod logits_softmax__cross_entropy_softcap_argmax_bf16x3__amx_m32n32;
-mod logits_softmax__cross_entropy_smoothing_argmax_bf16x3__amx_m32n32;
-mod logits_softmax__cross_entropy_softcap_smoothing_argmax_bf16x3__amx_m32n32;
 mod logits_operand__cross_entropy_smoothing_bf16x3__amx_m32n32;
 mod logits_operand__cross_entropy_softcap_smoothing_bf16x3__amx_m32n32;
 mod weight_grad_saved__cross_entropy_bf16x3__amx_m32n32;
@@ -35,10 +31,6 @@ pub static KERNELS: &[&[vocabfuse_kernels::Kernel]] = &[
     logits_softmax__cross_entropy_softcap_bf16x3__amx_m32n32::KERNELS,
     logits_softmax__cross_entropy_smoothing_bf16x3__amx_m32n32::KERNELS,
     logits_softmax__cross_entropy_softcap_smoothing_bf16x3__amx_m32n32::KERNELS,
-    logits_softmax__cross_entropy_argmax_bf16x3__amx_m32n32::KERNELS,
-    logits_softmax__cross_entropy_softcap_argmax_bf16x3__amx_m32n32::KERNELS,
-    logits_softmax__cross_entropy_smoothing_argmax_bf16x3__amx_m32n32::KERNELS,
-    logits_softmax__cross_entropy_softcap_smoothing_argmax_bf16x3__amx_m32n32::KERNELS,
     logits_operand__cross_entropy_smoothing_bf16x3__amx_m32n32::KERNELS,
     logits_operand__cross_entropy_softcap_smoothing_bf16x3__amx_m32n32::KERNELS,
     weight_grad_saved__cross_entropy_bf16x3__amx_m32n32::KERNELS,

@@ -7,7 +7,7 @@ use vocabfuse_kernels::abi::*;
 
 /// Results and factors of some tokens, and dX = a_factor A + target_factor w_target.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn kernel(args: &Finish) {
+unsafe fn kernel<const OPTIONAL: bool>(args: &Finish) {
     let inputs = args.inputs;
     // SAFETY: the caller states the extents of all buffers; this call owns its tokens of the outputs and of dX.
     unsafe {
@@ -86,6 +86,13 @@ unsafe fn kernel(args: &Finish) {
             store(output(2, token), f48);
             store(output(3, token), f51);
             store(output(4, token), f66);
+            if OPTIONAL {
+                let f67 = load(inputs.row(6, token));
+                let f68 = eq(f67, f67);
+                let f69 = load(inputs.row(7, token));
+                let f70 = select(f68, f69, splat(-1.0f32));
+                store(output(5, token), f70);
+            }
             let _ = reference;
         }
         if args.a.is_null() {
@@ -141,6 +148,31 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::Finish(kernel),
+        entry: Entry::Finish(kernel::<false>),
+    },
+    Kernel {
+        name: "finish__cross_entropy_softcap_argmax_f32__avx2_m6n16",
+        kernel: "finish",
+        target: "avx2",
+        dtype: "f32",
+        precision: "",
+        chunk: 0,
+        loss: "cross_entropy_softcap_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "target_slope", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1, 2],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::Sum, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "z_loss"],
+            rows: &["rest", "target_logit", "hard", "upstream", "lse_upstream", "target_slope", "largest", "argmax"],
+            columns: &[],
+            outputs: &["loss", "lse", "a_factor", "target_factor", "bound", "argmax"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::Finish(kernel::<true>),
     },
 ];

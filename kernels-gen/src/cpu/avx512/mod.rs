@@ -10,10 +10,6 @@ mod logits_softmax__cross_entropy__avx512_m14n32;
 mod logits_softmax__cross_entropy_softcap__avx512_m14n32;
 mod logits_softmax__cross_entropy_smoothing__avx512_m14n32;
 mod logits_softmax__cross_entropy_softcap_smoothing__avx512_m14n32;
-mod logits_softmax__cross_entropy_argmax__avx512_m14n32;
-mod logits_softmax__cross_entropy_softcap_argmax__avx512_m14n32;
-mod logits_softmax__cross_entropy_smoothing_argmax__avx512_m14n32;
-mod logits_softmax__cross_entropy_softcap_smoothing_argmax__avx512_m14n32;
 mod logits_operand__cross_entropy_smoothing__avx512_m14n32;
 mod logits_operand__cross_entropy_softcap_smoothing__avx512_m14n32;
 mod weight_grad_saved__cross_entropy__avx512_m14n32;
@@ -27,10 +23,6 @@ mod finish__cross_entropy__avx512_m14n32;
 mod finish__cross_entropy_softcap__avx512_m14n32;
 mod finish__cross_entropy_smoothing__avx512_m14n32;
 mod finish__cross_entropy_softcap_smoothing__avx512_m14n32;
-mod finish__cross_entropy_argmax__avx512_m14n32;
-mod finish__cross_entropy_softcap_argmax__avx512_m14n32;
-mod finish__cross_entropy_smoothing_argmax__avx512_m14n32;
-mod finish__cross_entropy_softcap_smoothing_argmax__avx512_m14n32;
 mod logits__avx512_m14n32;
 mod input_grad__avx512_m14n32;
 mod vocabulary_grad__avx512_m14n32;
@@ -64,10 +56,6 @@ pub static KERNELS: &[&[vocabfuse_kernels::Kernel]] = &[
     logits_softmax__cross_entropy_softcap__avx512_m14n32::KERNELS,
     logits_softmax__cross_entropy_smoothing__avx512_m14n32::KERNELS,
     logits_softmax__cross_entropy_softcap_smoothing__avx512_m14n32::KERNELS,
-    logits_softmax__cross_entropy_argmax__avx512_m14n32::KERNELS,
-    logits_softmax__cross_entropy_softcap_argmax__avx512_m14n32::KERNELS,
-    logits_softmax__cross_entropy_smoothing_argmax__avx512_m14n32::KERNELS,
-    logits_softmax__cross_entropy_softcap_smoothing_argmax__avx512_m14n32::KERNELS,
     logits_operand__cross_entropy_smoothing__avx512_m14n32::KERNELS,
     logits_operand__cross_entropy_softcap_smoothing__avx512_m14n32::KERNELS,
     weight_grad_saved__cross_entropy__avx512_m14n32::KERNELS,
@@ -81,10 +69,6 @@ pub static KERNELS: &[&[vocabfuse_kernels::Kernel]] = &[
     finish__cross_entropy_softcap__avx512_m14n32::KERNELS,
     finish__cross_entropy_smoothing__avx512_m14n32::KERNELS,
     finish__cross_entropy_softcap_smoothing__avx512_m14n32::KERNELS,
-    finish__cross_entropy_argmax__avx512_m14n32::KERNELS,
-    finish__cross_entropy_softcap_argmax__avx512_m14n32::KERNELS,
-    finish__cross_entropy_smoothing_argmax__avx512_m14n32::KERNELS,
-    finish__cross_entropy_softcap_smoothing_argmax__avx512_m14n32::KERNELS,
     logits__avx512_m14n32::KERNELS,
     input_grad__avx512_m14n32::KERNELS,
     vocabulary_grad__avx512_m14n32::KERNELS,

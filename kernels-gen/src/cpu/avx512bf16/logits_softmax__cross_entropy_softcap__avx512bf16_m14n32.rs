@@ -8,7 +8,7 @@ use vocabfuse_kernels::abi::*;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn kernel<const STORED: u8>(args: &LogitsSoftmax) {
+unsafe fn kernel<const STORED: u8, const OPTIONAL: bool>(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = args.blocking.panels.min(args.panels);
@@ -37,7 +37,7 @@ unsafe fn kernel<const STORED: u8>(args: &LogitsSoftmax) {
                     out_panel: args.chunk * PANEL,
                 });
                 for panel in 0..panels {
-                    softmax::<STORED>(args, first + panel, tile.add(panel * args.chunk * PANEL), e.add(panel * args.chunk * PANEL));
+                    softmax::<STORED, OPTIONAL>(args, first + panel, tile.add(panel * args.chunk * PANEL), e.add(panel * args.chunk * PANEL));
                 }
             }
             if args.stages != Stages::Statistics {
@@ -84,7 +84,7 @@ unsafe fn list(args: &LogitsSoftmax, panel: usize, tile: *const f32, lists: &Lis
 
 /// Logits of one panel to E in place, with the statistics of its rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Packed) {
+unsafe fn softmax<const STORED: u8, const OPTIONAL: bool>(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Packed) {
     let inputs = args.inputs;
     // SAFETY: as for `kernel`.
     unsafe {
@@ -116,7 +116,7 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
             let grown = lt(add(old, splat(window(STORED))), peak);
             let reference = select(grown, reference_of(peak), old);
             if any(grown) {
-                rescale(args, token, old, reference);
+                rescale::<OPTIONAL>(args, token, old, reference);
             }
             if !args.saved_reference.is_null() {
                 store(args.saved_reference.add(token), reference);
@@ -126,17 +126,22 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
             let w17 = inputs.classes;
             let w20 = load_i32(inputs.targets.add(token));
             let w23 = reference;
+            let w29 = if OPTIONAL { inputs.uniform(2) } else { Default::default() };
             let mut total1 = load(state(1, token));
-            let mut lost1 = load(state(4, token));
+            let mut lost1 = load(state(if OPTIONAL { 6 } else { 4 }, token));
             let mut total2 = load(state(2, token));
-            let mut lost2 = load(state(5, token));
+            let mut lost2 = load(state(if OPTIONAL { 7 } else { 5 }, token));
             let mut total3 = load(state(3, token));
-            let mut lost3 = load(state(6, token));
+            let mut lost3 = load(state(if OPTIONAL { 8 } else { 6 }, token));
+            let mut total4 = if OPTIONAL { load(state(4, token)) } else { splat(-1.0f32) };
+            let mut total5 = if OPTIONAL { load(state(5, token)) } else { splat(f32::NEG_INFINITY) };
             // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
                 let mut part2 = splat(0.0f32);
                 let mut part3 = splat(0.0f32);
+                let mut part4 = splat(-1.0f32);
+                let mut part5 = splat(f32::NEG_INFINITY);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
@@ -166,6 +171,12 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                     part1 = add(part1, w24);
                     part2 = add(part2, w25);
                     part3 = add(part3, w26);
+                    if OPTIONAL {
+                        let w28 = scalar_ops::float(w16);
+                        let w30 = scalar_ops::add(w28, w29);
+                        part4 = select(lt(part5, w19), splat(w30), part4);
+                        part5 = maximum(part5, w19);
+                    }
                     let stored = w27;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
@@ -177,13 +188,18 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                 (total1, lost1) = add_to(total1, part1, lost1);
                 (total2, lost2) = add_to(total2, part2, lost2);
                 (total3, lost3) = add_to(total3, part3, lost3);
+                if OPTIONAL {
+                    total4 = select(lt(total5, part5), part4, total4);
+                    total5 = maximum(total5, part5);
+                }
             }
-            store(state(1, token), total1);
-            store(state(4, token), lost1);
-            store(state(2, token), total2);
-            store(state(5, token), lost2);
-            store(state(3, token), total3);
-            store(state(6, token), lost3);
+            store(state(1, token), total1); store(state(if OPTIONAL { 6 } else { 4 }, token), lost1);
+            store(state(2, token), total2); store(state(if OPTIONAL { 7 } else { 5 }, token), lost2);
+            store(state(3, token), total3); store(state(if OPTIONAL { 8 } else { 6 }, token), lost3);
+            if OPTIONAL {
+                store(state(4, token), total4);
+                store(state(5, token), total5);
+            }
         }
     }
 }
@@ -191,12 +207,12 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
 /// Moves the reference of a vector of rows, and with it what is relative to it.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
+unsafe fn rescale<const OPTIONAL: bool>(args: &LogitsSoftmax, token: usize, old: V, new: V) {
     let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        for index in [1, 4] {
+        for index in [1, if OPTIONAL { 6 } else { 4 }] {
             let sum = (*args.state.add(index)).add(token);
             store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
         }
@@ -253,6 +269,31 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::LogitsSoftmax(kernel::<BF16>),
+        entry: Entry::LogitsSoftmax(kernel::<BF16, false>),
+    },
+    Kernel {
+        name: "logits_softmax__cross_entropy_softcap_argmax_bf16__avx512bf16_m14n32",
+        kernel: "logits_softmax",
+        target: "avx512bf16",
+        dtype: "bf16",
+        precision: "",
+        chunk: 0,
+        loss: "cross_entropy_softcap_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "target_slope", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1, 2],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::Sum, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "softcap", "first_class"],
+            rows: &[],
+            columns: &["bias"],
+            outputs: &["rest", "target_logit", "target_slope", "argmax", "largest"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::LogitsSoftmax(kernel::<BF16, true>),
     },
 ];

@@ -10,10 +10,6 @@ mod logits_softmax__cross_entropy__avx512bf16_m14n32;
 mod logits_softmax__cross_entropy_softcap__avx512bf16_m14n32;
 mod logits_softmax__cross_entropy_smoothing__avx512bf16_m14n32;
 mod logits_softmax__cross_entropy_softcap_smoothing__avx512bf16_m14n32;
-mod logits_softmax__cross_entropy_argmax__avx512bf16_m14n32;
-mod logits_softmax__cross_entropy_softcap_argmax__avx512bf16_m14n32;
-mod logits_softmax__cross_entropy_smoothing_argmax__avx512bf16_m14n32;
-mod logits_softmax__cross_entropy_softcap_smoothing_argmax__avx512bf16_m14n32;
 mod logits_operand__cross_entropy_smoothing__avx512bf16_m14n32;
 mod logits_operand__cross_entropy_softcap_smoothing__avx512bf16_m14n32;
 mod unpack_accumulator__avx512bf16_m14n32;
@@ -36,10 +32,6 @@ pub static KERNELS: &[&[vocabfuse_kernels::Kernel]] = &[
     logits_softmax__cross_entropy_softcap__avx512bf16_m14n32::KERNELS,
     logits_softmax__cross_entropy_smoothing__avx512bf16_m14n32::KERNELS,
     logits_softmax__cross_entropy_softcap_smoothing__avx512bf16_m14n32::KERNELS,
-    logits_softmax__cross_entropy_argmax__avx512bf16_m14n32::KERNELS,
-    logits_softmax__cross_entropy_softcap_argmax__avx512bf16_m14n32::KERNELS,
-    logits_softmax__cross_entropy_smoothing_argmax__avx512bf16_m14n32::KERNELS,
-    logits_softmax__cross_entropy_softcap_smoothing_argmax__avx512bf16_m14n32::KERNELS,
     logits_operand__cross_entropy_smoothing__avx512bf16_m14n32::KERNELS,
     logits_operand__cross_entropy_softcap_smoothing__avx512bf16_m14n32::KERNELS,
     unpack_accumulator__avx512bf16_m14n32::KERNELS,

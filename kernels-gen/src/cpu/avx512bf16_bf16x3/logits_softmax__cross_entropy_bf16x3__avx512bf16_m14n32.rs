@@ -8,7 +8,7 @@ use vocabfuse_kernels::abi::*;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn kernel<const STORED: u8>(args: &LogitsSoftmax) {
+unsafe fn kernel<const STORED: u8, const OPTIONAL: bool>(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = args.blocking.panels.min(args.panels);
@@ -36,7 +36,7 @@ unsafe fn kernel<const STORED: u8>(args: &LogitsSoftmax) {
                     out_panel: args.chunk * PANEL,
                 });
                 for panel in 0..panels {
-                    softmax::<STORED>(args, first + panel, tile.add(panel * args.chunk * PANEL), e.add(panel * args.chunk * DEPTH));
+                    softmax::<STORED, OPTIONAL>(args, first + panel, tile.add(panel * args.chunk * PANEL), e.add(panel * args.chunk * DEPTH));
                 }
             }
             if args.stages != Stages::Statistics {
@@ -82,7 +82,7 @@ unsafe fn list(args: &LogitsSoftmax, panel: usize, tile: *const f32, lists: &Lis
 
 /// Logits of one panel to E, with the statistics of its rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Packed) {
+unsafe fn softmax<const STORED: u8, const OPTIONAL: bool>(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Packed) {
     let inputs = args.inputs;
     // SAFETY: as for `kernel`.
     unsafe {
@@ -110,7 +110,7 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
             let grown = lt(add(old, splat(window(STORED))), peak);
             let reference = select(grown, reference_of(peak), old);
             if any(grown) {
-                rescale(args, token, old, reference);
+                rescale::<OPTIONAL>(args, token, old, reference);
             }
             if !args.saved_reference.is_null() {
                 store(args.saved_reference.add(token), reference);
@@ -119,14 +119,19 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
             let w5 = inputs.classes;
             let w8 = load_i32(inputs.targets.add(token));
             let w11 = reference;
+            let w15 = if OPTIONAL { inputs.uniform(1) } else { Default::default() };
             let mut total1 = load(state(1, token));
-            let mut lost1 = load(state(3, token));
+            let mut lost1 = load(state(if OPTIONAL { 5 } else { 3 }, token));
             let mut total2 = load(state(2, token));
-            let mut lost2 = load(state(4, token));
+            let mut lost2 = load(state(if OPTIONAL { 6 } else { 4 }, token));
+            let mut total3 = if OPTIONAL { load(state(3, token)) } else { splat(-1.0f32) };
+            let mut total4 = if OPTIONAL { load(state(4, token)) } else { splat(f32::NEG_INFINITY) };
             // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
                 let mut part2 = splat(0.0f32);
+                let mut part3 = splat(-1.0f32);
+                let mut part4 = splat(f32::NEG_INFINITY);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
@@ -142,6 +147,12 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                     let w13 = select(w9, w7, splat(0.0f32));
                     part1 = add(part1, w12);
                     part2 = add(part2, w13);
+                    if OPTIONAL {
+                        let w14 = scalar_ops::float(w4);
+                        let w16 = scalar_ops::add(w14, w15);
+                        part3 = select(lt(part4, w7), splat(w16), part3);
+                        part4 = maximum(part4, w7);
+                    }
                     let stored = w12;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
@@ -152,11 +163,17 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                 pack_rows(tile.add(lane), start, args.columns.min(start + 64), e.add(lane));
                 (total1, lost1) = add_to(total1, part1, lost1);
                 (total2, lost2) = add_to(total2, part2, lost2);
+                if OPTIONAL {
+                    total3 = select(lt(total4, part4), part3, total3);
+                    total4 = maximum(total4, part4);
+                }
             }
-            store(state(1, token), total1);
-            store(state(3, token), lost1);
-            store(state(2, token), total2);
-            store(state(4, token), lost2);
+            store(state(1, token), total1); store(state(if OPTIONAL { 5 } else { 3 }, token), lost1);
+            store(state(2, token), total2); store(state(if OPTIONAL { 6 } else { 4 }, token), lost2);
+            if OPTIONAL {
+                store(state(3, token), total3);
+                store(state(4, token), total4);
+            }
         }
     }
 }
@@ -164,12 +181,12 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
 /// Moves the reference of a vector of rows, and with it what is relative to it.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
+unsafe fn rescale<const OPTIONAL: bool>(args: &LogitsSoftmax, token: usize, old: V, new: V) {
     let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
         store((*args.state).add(token), new);
-        for index in [1, 3] {
+        for index in [1, if OPTIONAL { 5 } else { 3 }] {
             let sum = (*args.state.add(index)).add(token);
             store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
         }
@@ -226,6 +243,31 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::LogitsSoftmax(kernel::<F32>),
+        entry: Entry::LogitsSoftmax(kernel::<F32, false>),
+    },
+    Kernel {
+        name: "logits_softmax__cross_entropy_argmax_f32_bf16x3__avx512bf16_m14n32",
+        kernel: "logits_softmax",
+        target: "avx512bf16",
+        dtype: "f32",
+        precision: "bf16x3",
+        chunk: 0,
+        loss: "cross_entropy_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "first_class"],
+            rows: &[],
+            columns: &["bias"],
+            outputs: &["rest", "target_logit", "argmax", "largest"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::LogitsSoftmax(kernel::<F32, true>),
     },
 ];

@@ -8,7 +8,7 @@ use vocabfuse_kernels::abi::*;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn kernel<const STORED: u8>(args: &LogitsSoftmax) {
+unsafe fn kernel<const STORED: u8, const OPTIONAL: bool>(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = args.blocking.panels.min(args.panels);
@@ -36,7 +36,7 @@ unsafe fn kernel<const STORED: u8>(args: &LogitsSoftmax) {
                     out_panel: args.chunk * PANEL,
                 });
                 for panel in 0..panels {
-                    softmax::<STORED>(args, first + panel, tile.add(panel * args.chunk * PANEL), e.add(panel * args.chunk * DEPTH));
+                    softmax::<STORED, OPTIONAL>(args, first + panel, tile.add(panel * args.chunk * PANEL), e.add(panel * args.chunk * DEPTH));
                 }
             }
             if args.stages != Stages::Statistics {
@@ -82,7 +82,7 @@ unsafe fn list(args: &LogitsSoftmax, panel: usize, tile: *const f32, lists: &Lis
 
 /// Logits of one panel to E, with the statistics of its rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Packed) {
+unsafe fn softmax<const STORED: u8, const OPTIONAL: bool>(args: &LogitsSoftmax, panel: usize, tile: *mut f32, e: *mut Packed) {
     let inputs = args.inputs;
     // SAFETY: as for `kernel`.
     unsafe {
@@ -110,7 +110,7 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
             let grown = lt(add(old, splat(window(STORED))), peak);
             let reference = select(grown, reference_of(peak), old);
             if any(grown) {
-                rescale(args, token, old, reference);
+                rescale::<OPTIONAL>(args, token, old, reference);
             }
             if !args.saved_reference.is_null() {
                 store(args.saved_reference.add(token), reference);
@@ -120,16 +120,19 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
             let w15 = inputs.uniform(1);
             let w8 = load_i32(inputs.targets.add(token));
             let w11 = reference;
+            let w25 = if OPTIONAL { inputs.uniform(2) } else { Default::default() };
             let mut total1 = load(state(1, token));
-            let mut lost1 = load(state(6, token));
+            let mut lost1 = load(state(if OPTIONAL { 8 } else { 6 }, token));
             let mut total2 = load(state(2, token));
-            let mut lost2 = load(state(7, token));
+            let mut lost2 = load(state(if OPTIONAL { 9 } else { 7 }, token));
             let mut total3 = load(state(3, token));
-            let mut lost3 = load(state(8, token));
+            let mut lost3 = load(state(if OPTIONAL { 10 } else { 8 }, token));
             let mut total4 = load(state(4, token));
-            let mut lost4 = load(state(9, token));
+            let mut lost4 = load(state(if OPTIONAL { 11 } else { 9 }, token));
             let mut total5 = load(state(5, token));
-            let mut lost5 = load(state(10, token));
+            let mut lost5 = load(state(if OPTIONAL { 12 } else { 10 }, token));
+            let mut total6 = if OPTIONAL { load(state(6, token)) } else { splat(-1.0f32) };
+            let mut total7 = if OPTIONAL { load(state(7, token)) } else { splat(f32::NEG_INFINITY) };
             // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
@@ -137,6 +140,8 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                 let mut part3 = splat(0.0f32);
                 let mut part4 = splat(0.0f32);
                 let mut part5 = splat(0.0f32);
+                let mut part6 = splat(-1.0f32);
+                let mut part7 = splat(f32::NEG_INFINITY);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
@@ -164,6 +169,12 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                     part3 = add(part3, w19);
                     part4 = add(part4, w18);
                     part5 = add(part5, w23);
+                    if OPTIONAL {
+                        let w24 = scalar_ops::float(w4);
+                        let w26 = scalar_ops::add(w24, w25);
+                        part6 = select(lt(part7, w7), splat(w26), part6);
+                        part7 = maximum(part7, w7);
+                    }
                     let stored = w12;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
@@ -177,17 +188,20 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                 (total3, lost3) = add_to(total3, part3, lost3);
                 (total4, lost4) = add_to(total4, part4, lost4);
                 (total5, lost5) = add_to(total5, part5, lost5);
+                if OPTIONAL {
+                    total6 = select(lt(total7, part7), part6, total6);
+                    total7 = maximum(total7, part7);
+                }
             }
-            store(state(1, token), total1);
-            store(state(6, token), lost1);
-            store(state(2, token), total2);
-            store(state(7, token), lost2);
-            store(state(3, token), total3);
-            store(state(8, token), lost3);
-            store(state(4, token), total4);
-            store(state(9, token), lost4);
-            store(state(5, token), total5);
-            store(state(10, token), lost5);
+            store(state(1, token), total1); store(state(if OPTIONAL { 8 } else { 6 }, token), lost1);
+            store(state(2, token), total2); store(state(if OPTIONAL { 9 } else { 7 }, token), lost2);
+            store(state(3, token), total3); store(state(if OPTIONAL { 10 } else { 8 }, token), lost3);
+            store(state(4, token), total4); store(state(if OPTIONAL { 11 } else { 9 }, token), lost4);
+            store(state(5, token), total5); store(state(if OPTIONAL { 12 } else { 10 }, token), lost5);
+            if OPTIONAL {
+                store(state(6, token), total6);
+                store(state(7, token), total7);
+            }
         }
     }
 }
@@ -195,7 +209,7 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
 /// Moves the reference of a vector of rows, and with it what is relative to it.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
+unsafe fn rescale<const OPTIONAL: bool>(args: &LogitsSoftmax, token: usize, old: V, new: V) {
     let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
@@ -205,7 +219,7 @@ unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
         let sum = load((*args.state.add(4)).add(token));
         // What weighs nothing is nothing, however far it is.
         store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
-        for index in [1, 6] {
+        for index in [1, if OPTIONAL { 8 } else { 6 }] {
             let sum = (*args.state.add(index)).add(token);
             store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
         }
@@ -262,6 +276,31 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::LogitsSoftmax(kernel::<F32>),
+        entry: Entry::LogitsSoftmax(kernel::<F32, false>),
+    },
+    Kernel {
+        name: "logits_softmax__cross_entropy_smoothing_argmax_f32_bf16x3__avx512bf16_m14n32",
+        kernel: "logits_softmax",
+        target: "avx512bf16",
+        dtype: "f32",
+        precision: "bf16x3",
+        chunk: 0,
+        loss: "cross_entropy_smoothing_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1, 2, 3, 4],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::Sum, Rule::Sum, Rule::Moment { reference: None, sum: 4, shifts: [-1.0, 0.0] }, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "smoothing_share", "first_class"],
+            rows: &[],
+            columns: &["bias", "class_weight"],
+            outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::LogitsSoftmax(kernel::<F32, true>),
     },
 ];

@@ -7,7 +7,7 @@ use vocabfuse_kernels::abi::*;
 
 /// Results and factors of some tokens, and dX = a_factor A + target_factor w_target + operand_factor A₂.
 
-unsafe fn kernel(args: &Finish) {
+unsafe fn kernel<const OPTIONAL: bool>(args: &Finish) {
     let inputs = args.inputs;
     // SAFETY: the caller states the extents of all buffers; this call owns its tokens of the outputs and of dX.
     unsafe {
@@ -108,6 +108,13 @@ unsafe fn kernel(args: &Finish) {
             store(output(3, token), f63);
             store(output(4, token), f79);
             store(output(5, token), f87);
+            if OPTIONAL {
+                let f88 = load(inputs.row(8, token));
+                let f89 = eq(f88, f88);
+                let f90 = load(inputs.row(9, token));
+                let f91 = select(f89, f90, splat(-1.0f32));
+                store(output(6, token), f91);
+            }
             let _ = reference;
         }
         if args.a.is_null() {
@@ -168,6 +175,31 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::Finish(kernel),
+        entry: Entry::Finish(kernel::<false>),
+    },
+    Kernel {
+        name: "finish__cross_entropy_smoothing_argmax_f32__scalar_m4n8",
+        kernel: "finish",
+        target: "scalar",
+        dtype: "f32",
+        precision: "",
+        chunk: 0,
+        loss: "cross_entropy_smoothing_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1, 2, 3, 4],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::Sum, Rule::Sum, Rule::Moment { reference: None, sum: 4, shifts: [-1.0, 0.0] }, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "z_loss", "smoothing_total", "smoothing_share"],
+            rows: &["rest", "target_logit", "hard", "target_share", "rest_share", "rest_distance", "upstream", "lse_upstream", "largest", "argmax"],
+            columns: &[],
+            outputs: &["loss", "lse", "a_factor", "target_factor", "operand_factor", "bound", "argmax"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::Finish(kernel::<true>),
     },
 ];

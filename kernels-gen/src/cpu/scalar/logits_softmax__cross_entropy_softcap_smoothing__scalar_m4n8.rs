@@ -8,7 +8,7 @@ use vocabfuse_kernels::abi::*;
 
 /// Pass S of some panels over one chunk: logits, online softmax, A += E W.
 
-unsafe fn kernel<const STORED: u8>(args: &LogitsSoftmax) {
+unsafe fn kernel<const STORED: u8, const OPTIONAL: bool>(args: &LogitsSoftmax) {
     let tile = args.scratch.cast::<f32>();
     let hidden = padded(args.hidden);
     let block = args.blocking.panels.min(args.panels);
@@ -35,7 +35,7 @@ unsafe fn kernel<const STORED: u8>(args: &LogitsSoftmax) {
                     out_panel: args.chunk * PANEL,
                 });
                 for panel in 0..panels {
-                    softmax::<STORED>(args, first + panel, tile.add(panel * args.chunk * PANEL));
+                    softmax::<STORED, OPTIONAL>(args, first + panel, tile.add(panel * args.chunk * PANEL));
                 }
             }
             if args.stages != Stages::Statistics {
@@ -81,7 +81,7 @@ unsafe fn list(args: &LogitsSoftmax, panel: usize, tile: *const f32, lists: &Lis
 
 /// Logits of one panel to E in place, with the statistics of its rows.
 
-unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
+unsafe fn softmax<const STORED: u8, const OPTIONAL: bool>(args: &LogitsSoftmax, panel: usize, tile: *mut f32) {
     let inputs = args.inputs;
     // SAFETY: as for `kernel`.
     unsafe {
@@ -113,7 +113,7 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
             let grown = lt(add(old, splat(window(STORED))), peak);
             let reference = select(grown, reference_of(peak), old);
             if any(grown) {
-                rescale(args, token, old, reference);
+                rescale::<OPTIONAL>(args, token, old, reference);
             }
             if !args.saved_reference.is_null() {
                 store(args.saved_reference.add(token), reference);
@@ -124,18 +124,21 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
             let w27 = inputs.uniform(2);
             let w20 = load_i32(inputs.targets.add(token));
             let w23 = reference;
+            let w39 = if OPTIONAL { inputs.uniform(3) } else { Default::default() };
             let mut total1 = load(state(1, token));
-            let mut lost1 = load(state(7, token));
+            let mut lost1 = load(state(if OPTIONAL { 9 } else { 7 }, token));
             let mut total2 = load(state(2, token));
-            let mut lost2 = load(state(8, token));
+            let mut lost2 = load(state(if OPTIONAL { 10 } else { 8 }, token));
             let mut total3 = load(state(3, token));
-            let mut lost3 = load(state(9, token));
+            let mut lost3 = load(state(if OPTIONAL { 11 } else { 9 }, token));
             let mut total4 = load(state(4, token));
-            let mut lost4 = load(state(10, token));
+            let mut lost4 = load(state(if OPTIONAL { 12 } else { 10 }, token));
             let mut total5 = load(state(5, token));
-            let mut lost5 = load(state(11, token));
+            let mut lost5 = load(state(if OPTIONAL { 13 } else { 11 }, token));
             let mut total6 = load(state(6, token));
-            let mut lost6 = load(state(12, token));
+            let mut lost6 = load(state(if OPTIONAL { 14 } else { 12 }, token));
+            let mut total7 = if OPTIONAL { load(state(7, token)) } else { splat(-1.0f32) };
+            let mut total8 = if OPTIONAL { load(state(8, token)) } else { splat(f32::NEG_INFINITY) };
             // Sums of 64 columns go into a total with what its roundings lose, so that the number of columns does not matter.
             for start in (0..args.columns).step_by(64) {
                 let mut part1 = splat(0.0f32);
@@ -144,6 +147,8 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                 let mut part4 = splat(0.0f32);
                 let mut part5 = splat(0.0f32);
                 let mut part6 = splat(0.0f32);
+                let mut part7 = splat(-1.0f32);
+                let mut part8 = splat(f32::NEG_INFINITY);
                 for row in start..args.columns.min(start + 64) {
                     let column = (args.first_column + row) as i32;
                     let logit = load(tile.add(row * PANEL + lane));
@@ -185,6 +190,12 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                     part4 = add(part4, w30);
                     part5 = add(part5, w35);
                     part6 = add(part6, w36);
+                    if OPTIONAL {
+                        let w38 = scalar_ops::float(w16);
+                        let w40 = scalar_ops::add(w38, w39);
+                        part7 = select(lt(part8, w19), splat(w40), part7);
+                        part8 = maximum(part8, w19);
+                    }
                     let stored = w37;
                     store(tile.add(row * PANEL + lane), stored);
                     if !args.saved.is_null() {
@@ -198,19 +209,21 @@ unsafe fn softmax<const STORED: u8>(args: &LogitsSoftmax, panel: usize, tile: *m
                 (total4, lost4) = add_to(total4, part4, lost4);
                 (total5, lost5) = add_to(total5, part5, lost5);
                 (total6, lost6) = add_to(total6, part6, lost6);
+                if OPTIONAL {
+                    total7 = select(lt(total8, part8), part7, total7);
+                    total8 = maximum(total8, part8);
+                }
             }
-            store(state(1, token), total1);
-            store(state(7, token), lost1);
-            store(state(2, token), total2);
-            store(state(8, token), lost2);
-            store(state(3, token), total3);
-            store(state(9, token), lost3);
-            store(state(4, token), total4);
-            store(state(10, token), lost4);
-            store(state(5, token), total5);
-            store(state(11, token), lost5);
-            store(state(6, token), total6);
-            store(state(12, token), lost6);
+            store(state(1, token), total1); store(state(if OPTIONAL { 9 } else { 7 }, token), lost1);
+            store(state(2, token), total2); store(state(if OPTIONAL { 10 } else { 8 }, token), lost2);
+            store(state(3, token), total3); store(state(if OPTIONAL { 11 } else { 9 }, token), lost3);
+            store(state(4, token), total4); store(state(if OPTIONAL { 12 } else { 10 }, token), lost4);
+            store(state(5, token), total5); store(state(if OPTIONAL { 13 } else { 11 }, token), lost5);
+            store(state(6, token), total6); store(state(if OPTIONAL { 14 } else { 12 }, token), lost6);
+            if OPTIONAL {
+                store(state(7, token), total7);
+                store(state(8, token), total8);
+            }
             clear_rows(tile.add(lane), args.columns);
         }
     }
@@ -229,7 +242,7 @@ unsafe fn clear_rows(tile: *mut f32, rows: usize) {
 /// Moves the reference of a vector of rows, and with it what is relative to it.
 #[cold]
 
-unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
+unsafe fn rescale<const OPTIONAL: bool>(args: &LogitsSoftmax, token: usize, old: V, new: V) {
     let factor = rebase(old, new);
     // SAFETY: as for `kernel`.
     unsafe {
@@ -239,7 +252,7 @@ unsafe fn rescale(args: &LogitsSoftmax, token: usize, old: V, new: V) {
         let sum = load((*args.state.add(4)).add(token));
         // What weighs nothing is nothing, however far it is.
         store(moment, select(eq(sum, splat(0.0)), load(moment), mul_add(grown, sum, load(moment))));
-        for index in [1, 7] {
+        for index in [1, if OPTIONAL { 9 } else { 7 }] {
             let sum = (*args.state.add(index)).add(token);
             store(sum, select(eq(factor, splat(0.0)), factor, mul(load(sum), factor)));
         }
@@ -300,7 +313,7 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::LogitsSoftmax(kernel::<F32>),
+        entry: Entry::LogitsSoftmax(kernel::<F32, false>),
     },
     Kernel {
         name: "logits_softmax__cross_entropy_softcap_smoothing_bf16__scalar_m4n8",
@@ -325,7 +338,7 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::LogitsSoftmax(kernel::<BF16>),
+        entry: Entry::LogitsSoftmax(kernel::<BF16, false>),
     },
     Kernel {
         name: "logits_softmax__cross_entropy_softcap_smoothing_f16__scalar_m4n8",
@@ -350,6 +363,81 @@ pub const KERNELS: &[Kernel] = &[
             shared: false,
         },
         geometry: GEOMETRY,
-        entry: Entry::LogitsSoftmax(kernel::<F16>),
+        entry: Entry::LogitsSoftmax(kernel::<F16, false>),
+    },
+    Kernel {
+        name: "logits_softmax__cross_entropy_softcap_smoothing_argmax_f32__scalar_m4n8",
+        kernel: "logits_softmax",
+        target: "scalar",
+        dtype: "f32",
+        precision: "",
+        chunk: 0,
+        loss: "cross_entropy_softcap_smoothing_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1, 2, 3, 4, 5],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::Sum, Rule::Sum, Rule::Moment { reference: None, sum: 4, shifts: [-1.0, 0.0] }, Rule::Sum, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "softcap", "smoothing_share", "first_class"],
+            rows: &[],
+            columns: &["bias", "class_weight"],
+            outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::LogitsSoftmax(kernel::<F32, true>),
+    },
+    Kernel {
+        name: "logits_softmax__cross_entropy_softcap_smoothing_argmax_bf16__scalar_m4n8",
+        kernel: "logits_softmax",
+        target: "scalar",
+        dtype: "bf16",
+        precision: "",
+        chunk: 0,
+        loss: "cross_entropy_softcap_smoothing_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1, 2, 3, 4, 5],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::Sum, Rule::Sum, Rule::Moment { reference: None, sum: 4, shifts: [-1.0, 0.0] }, Rule::Sum, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "softcap", "smoothing_share", "first_class"],
+            rows: &[],
+            columns: &["bias", "class_weight"],
+            outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::LogitsSoftmax(kernel::<BF16, true>),
+    },
+    Kernel {
+        name: "logits_softmax__cross_entropy_softcap_smoothing_argmax_f16__scalar_m4n8",
+        kernel: "logits_softmax",
+        target: "scalar",
+        dtype: "f16",
+        precision: "",
+        chunk: 0,
+        loss: "cross_entropy_softcap_smoothing_argmax",
+        bindings: &vocabfuse_kernels::Bindings {
+            statistics: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
+            identities: &[0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32, -1.0f32, f32::NEG_INFINITY],
+            sums: &[0, 1, 2, 3, 4, 5],
+            rules: &[Rule::ScaledSum { reference: 0 }, Rule::Sum, Rule::Sum, Rule::Sum, Rule::Moment { reference: None, sum: 4, shifts: [-1.0, 0.0] }, Rule::Sum, Rule::ArgMax, Rule::Max],
+            statistics_uniforms: &[],
+            statistics_columns: &[],
+            uniforms: &["logit_scale", "softcap", "smoothing_share", "first_class"],
+            rows: &[],
+            columns: &["bias", "class_weight"],
+            outputs: &["rest", "target_logit", "target_share", "rest_share", "rest_distance", "target_slope", "argmax", "largest"],
+            column_gradients: &[],
+            shared: false,
+        },
+        geometry: GEOMETRY,
+        entry: Entry::LogitsSoftmax(kernel::<F16, true>),
     },
 ];

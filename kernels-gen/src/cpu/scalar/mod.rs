@@ -10,10 +10,6 @@ mod logits_softmax__cross_entropy__scalar_m4n8;
 mod logits_softmax__cross_entropy_softcap__scalar_m4n8;
 mod logits_softmax__cross_entropy_smoothing__scalar_m4n8;
 mod logits_softmax__cross_entropy_softcap_smoothing__scalar_m4n8;
-mod logits_softmax__cross_entropy_argmax__scalar_m4n8;
-mod logits_softmax__cross_entropy_softcap_argmax__scalar_m4n8;
-mod logits_softmax__cross_entropy_smoothing_argmax__scalar_m4n8;
-mod logits_softmax__cross_entropy_softcap_smoothing_argmax__scalar_m4n8;
 mod logits_operand__cross_entropy_smoothing__scalar_m4n8;
 mod logits_operand__cross_entropy_softcap_smoothing__scalar_m4n8;
 mod weight_grad_saved__cross_entropy__scalar_m4n8;
@@ -27,10 +23,6 @@ mod finish__cross_entropy__scalar_m4n8;
 mod finish__cross_entropy_softcap__scalar_m4n8;
 mod finish__cross_entropy_smoothing__scalar_m4n8;
 mod finish__cross_entropy_softcap_smoothing__scalar_m4n8;
-mod finish__cross_entropy_argmax__scalar_m4n8;
-mod finish__cross_entropy_softcap_argmax__scalar_m4n8;
-mod finish__cross_entropy_smoothing_argmax__scalar_m4n8;
-mod finish__cross_entropy_softcap_smoothing_argmax__scalar_m4n8;
 mod logits__scalar_m4n8;
 mod input_grad__scalar_m4n8;
 mod vocabulary_grad__scalar_m4n8;
@@ -64,10 +56,6 @@ pub static KERNELS: &[&[vocabfuse_kernels::Kernel]] = &[
     logits_softmax__cross_entropy_softcap__scalar_m4n8::KERNELS,
     logits_softmax__cross_entropy_smoothing__scalar_m4n8::KERNELS,
     logits_softmax__cross_entropy_softcap_smoothing__scalar_m4n8::KERNELS,
-    logits_softmax__cross_entropy_argmax__scalar_m4n8::KERNELS,
-    logits_softmax__cross_entropy_softcap_argmax__scalar_m4n8::KERNELS,
-    logits_softmax__cross_entropy_smoothing_argmax__scalar_m4n8::KERNELS,
-    logits_softmax__cross_entropy_softcap_smoothing_argmax__scalar_m4n8::KERNELS,
     logits_operand__cross_entropy_smoothing__scalar_m4n8::KERNELS,
     logits_operand__cross_entropy_softcap_smoothing__scalar_m4n8::KERNELS,
     weight_grad_saved__cross_entropy__scalar_m4n8::KERNELS,
@@ -81,10 +69,6 @@ pub static KERNELS: &[&[vocabfuse_kernels::Kernel]] = &[
     finish__cross_entropy_softcap__scalar_m4n8::KERNELS,
     finish__cross_entropy_smoothing__scalar_m4n8::KERNELS,
     finish__cross_entropy_softcap_smoothing__scalar_m4n8::KERNELS,
-    finish__cross_entropy_argmax__scalar_m4n8::KERNELS,
-    finish__cross_entropy_softcap_argmax__scalar_m4n8::KERNELS,
-    finish__cross_entropy_smoothing_argmax__scalar_m4n8::KERNELS,
-    finish__cross_entropy_softcap_smoothing_argmax__scalar_m4n8::KERNELS,
     logits__scalar_m4n8::KERNELS,
     input_grad__scalar_m4n8::KERNELS,
     vocabulary_grad__scalar_m4n8::KERNELS,
