@@ -13,7 +13,8 @@ use vocabfuse::plain::Composition;
 use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::tensors::Elements;
 use vocabfuse::{
-    Batch, Cpu, CrossEntropy, Done, Dtype, Gradients, Local, OutputLayer, Policy, Save, Shard, ShardLayout, Upstream,
+    Batch, Cpu, CrossEntropy, Done, Dtype, Gradients, Local, Operands, OutputLayer, Policy, Save, Shard, ShardLayout,
+    Upstream,
 };
 
 fn setting<T: FromStr>(name: &str, default: T) -> T {
@@ -67,18 +68,24 @@ impl<'a> Fused<'a> {
         Fused { data, layer, comm: Local::group(1).remove(0), dw: vec![0.0; data.vocab * data.hidden] }
     }
 
-    fn pass_s(&self) -> Done<'a> {
+    fn operands(&self) -> Operands<'a> {
         let Data { tokens, hidden, vocab, .. } = *self.data;
         let x = self.data.x.matrix(tokens, hidden).expect("x");
         let weight = self.data.w.matrix(vocab, hidden).expect("w");
+        Operands::new(x, Shard { weight, bias: None })
+    }
+
+    fn pass_s(&self) -> Done {
+        let Operands { x, shard } = self.operands();
         let batch = Batch::new(x, &self.data.targets);
-        let partial = self.layer.s_pass(&self.comm, batch, Shard { weight, bias: None }).expect("pass S");
+        let partial = self.layer.s_pass(&self.comm, batch, shard.expect("w")).expect("pass S");
         partial.start_combine().wait().expect("combine")
     }
 
-    fn pass_t(&mut self, done: Done<'a>) {
+    fn pass_t(&mut self, done: Done) {
+        let operands = self.operands();
         let out = Gradients { dw: (&mut self.dw).into(), dbias: None };
-        self.layer.t_pass(done.weight_grad, out, Upstream::One).expect("pass T");
+        self.layer.t_pass(done.weight_grad, operands, out, Upstream::One).expect("pass T");
     }
 }
 

@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use vocabfuse::{
-//!     Batch, Cpu, CrossEntropy, Gradients, Local, Matrix, Operators, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+//!     Batch, Cpu, CrossEntropy, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Shard, ShardLayout, Upstream,
 //! };
 //!
 //! # fn main() -> Result<(), vocabfuse::Error> {
@@ -34,7 +34,8 @@
 //! assert_eq!(done.dx.len(), tokens * hidden);
 //!
 //! let mut dw = vec![0.0; vocab * hidden];
-//! layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?; // T
+//! let out = Gradients { dw: (&mut dw).into(), dbias: None };
+//! layer.t_pass(done.weight_grad, Operands::new(batch.x, shard), out, Upstream::One)?; // T
 //! # Ok(())
 //! # }
 //! ```
@@ -63,8 +64,8 @@ pub use vocabfuse_runtime as runtime;
 pub use codegen::{Builder, KernelKind, KernelSpec};
 pub use runtime::{
     Algorithm, Batch, Bundle, Counters, Cpu, CrossEntropy, Device, Distribution, DistributionGradients, Done, Dtype,
-    Element, Embedded, Error, Evaluated, Filtered, Gpu, GradientMut, Gradients, Ids, InputLayer, KlDirection, Local,
-    Lookup, Matrix, Merging, Operators, OutputLayer, OwnedMatrix, Partial, Policy, Precision, Ptx, PtxReport,
-    Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, Source, Statistics, TableGrad, Target, Upstream,
-    ValueGradients, Values, WeightGrad,
+    Element, Embedded, Error, Evaluated, Filtered, Gpu, GradientMut, Gradients, Ids, InputGrad, InputLayer,
+    KlDirection, Later, Local, Lookup, Matrix, Merging, Operands, Operators, OutputLayer, OwnedMatrix, Partial, Policy,
+    Precision, Ptx, PtxReport, Reduction, Registry, Result, Save, Selecting, Shard, ShardLayout, Source, Spent,
+    Statistics, TableGrad, Target, Upstream, Upstreams, ValueGradients, Values, WeightGrad,
 };

@@ -15,8 +15,8 @@ use vocabfuse::codegen::manifest::Manifest;
 use vocabfuse::codegen::{Architecture, CrossEntropyForm, Loss};
 use vocabfuse::runtime::RowLoss;
 use vocabfuse::{
-    Batch, Builder, Bundle, CrossEntropy, Dtype, Gpu, Gradients, Local, Matrix, OutputLayer, Policy, Ptx, Save, Shard,
-    ShardLayout, Upstream,
+    Batch, Builder, Bundle, CrossEntropy, Dtype, Gpu, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Ptx,
+    Save, Shard, ShardLayout, Upstream,
 };
 use vocabfuse_testing::{Need, has};
 
@@ -77,10 +77,18 @@ fn run(gpu: &Gpu, loss: RowLoss, policy: Policy) -> Results {
     let weight = Matrix::new(&w, VOCAB, HIDDEN).unwrap();
     let batch = Batch::new(Matrix::new(&x, TOKENS, HIDDEN).unwrap(), &targets);
     let comm = &Local::group(1)[0];
-    let partial = layer.s_pass(comm, batch, Shard { weight, bias: None }).unwrap();
+    let shard = Shard { weight, bias: None };
+    let partial = layer.s_pass(comm, batch, shard).unwrap();
     let done = partial.start_combine().wait().unwrap();
     let mut dw = vec![0.0; VOCAB * HIDDEN];
-    layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One).unwrap();
+    layer
+        .t_pass(
+            done.weight_grad,
+            Operands::new(batch.x, shard),
+            Gradients { dw: (&mut dw).into(), dbias: None },
+            Upstream::One,
+        )
+        .unwrap();
     (done.loss, done.dx.to_vec(), dw)
 }
 

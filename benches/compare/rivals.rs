@@ -10,8 +10,8 @@ use std::time::Instant;
 use vocabfuse::plain;
 use vocabfuse::problem::{Options, Problem};
 use vocabfuse::{
-    Batch, Cpu, CrossEntropy, Dtype, GradientMut, Gradients, Local, Matrix, OutputLayer, Policy, Precision, Save,
-    Shard, ShardLayout, Upstream,
+    Batch, Cpu, CrossEntropy, Dtype, GradientMut, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Precision,
+    Save, Shard, ShardLayout, Upstream,
 };
 
 /// A matrix in the dtype of the problem.
@@ -145,7 +145,12 @@ impl Rival {
                 let shard = Shard { weight: w.matrix(v, h)?, bias: None };
                 let done = layer.s_pass(comm, batch, shard)?.start_combine().wait()?;
                 let mut dw = Values::zeros(v * h, self.shape.dtype()?);
-                layer.t_pass(done.weight_grad, Gradients { dw: dw.gradient(), dbias: None }, Upstream::One)?;
+                layer.t_pass(
+                    done.weight_grad,
+                    Operands::new(batch.x, shard),
+                    Gradients { dw: dw.gradient(), dbias: None },
+                    Upstream::One,
+                )?;
                 (done.loss[0], done.dx, dw)
             }
             Way::Plain { x, w, dtype } => {

@@ -10,6 +10,8 @@ pub struct Batch<'a> {
     pub x: Matrix<'a>,
     /// Global target ids, N.
     pub targets: &'a [i64],
+    /// Which upstream gradients are known only in a backward pass, on top of those below.
+    pub later: Later,
     /// Upstream gradient of each token's loss, N; multiplies gradients only. `None` is one.
     pub upstream: Option<&'a [f32]>,
     /// Upstream gradient of each token's lse, N; `None` is zero. The reduction does not apply to it.
@@ -26,7 +28,15 @@ pub struct Batch<'a> {
 impl<'a> Batch<'a> {
     /// A microbatch without weights, whose upstream gradients are one.
     pub fn new(x: Matrix<'a>, targets: &'a [i64]) -> Batch<'a> {
-        Batch { x, targets, upstream: None, lse_upstream: None, token_weights: None, class_weights: None }
+        Batch {
+            x,
+            targets,
+            later: Later::Nothing,
+            upstream: None,
+            lse_upstream: None,
+            token_weights: None,
+            class_weights: None,
+        }
     }
 
     /// Checks what all ranks see alike.
@@ -36,6 +46,9 @@ impl<'a> Batch<'a> {
             return Err(shape("x", "at least one column (H)", "0"));
         }
         expect("targets", tokens, self.targets.len())?;
+        if self.later != Later::Nothing && self.lse_upstream.is_some() {
+            return Err(shape("lse_upstream", "none, as upstream gradients come later", "some"));
+        }
         let per_token =
             [("upstream", self.upstream), ("lse_upstream", self.lse_upstream), ("token_weights", self.token_weights)];
         for (name, values) in per_token {
@@ -66,6 +79,41 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// Upstream gradients that are known only after C1, as those of an autograd function are.
+///
+/// C1 then gives dX in parts, one for each result whose upstream gradient comes later ([`Done::input_grad`](crate::Done::input_grad)),
+/// each f32 `[N, H]`, and dX is made of them when it is wanted. Gradients must be linear in the row inputs `upstream` and
+/// `lse_upstream` of the finish program, as those of cross-entropy are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Later {
+    /// All are known in pass S; dX is what it is.
+    #[default]
+    Nothing,
+    /// That of the loss.
+    Loss,
+    /// Those of the loss and of lse.
+    LossAndLse,
+}
+
+impl Later {
+    /// Parts of dX that C1 makes: the upstream gradients of loss and lse that each is for, given those that are known.
+    pub(crate) fn parts(self) -> &'static [Part] {
+        match self {
+            Later::Nothing | Later::Loss => &[Part::Known],
+            Later::LossAndLse => &[Part::Known, Part::Lse],
+        }
+    }
+}
+
+/// A part of dX.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// For the upstream gradients that are known.
+    Known,
+    /// For an upstream gradient of one of lse, and none of the loss.
+    Lse,
+}
+
 /// The rows of the vocabulary that a rank holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Shard<'a> {
@@ -91,6 +139,22 @@ impl Shard<'_> {
     }
 }
 
+/// What pass T reads again of what pass S was given: the same values, in memory that may be another one.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a> {
+    /// X `[N, H]`.
+    pub x: Matrix<'a>,
+    /// The rows of the vocabulary; only read where pass S has not saved ([`WeightGrad::needs_weight`](crate::WeightGrad::needs_weight)).
+    pub shard: Option<Shard<'a>>,
+}
+
+impl<'a> Operands<'a> {
+    /// X and the shard.
+    pub fn new(x: Matrix<'a>, shard: Shard<'a>) -> Operands<'a> {
+        Operands { x, shard: Some(shard) }
+    }
+}
+
 /// Where pass T puts its gradients. What is added to dbias is added; dW says itself whether it is added to.
 #[derive(Debug)]
 pub struct Gradients<'a> {
@@ -111,18 +175,43 @@ pub enum Upstream<'a> {
     Rows(&'a [f32]),
 }
 
+/// Upstream gradients known only when pass T runs or dX is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Upstreams<'a> {
+    /// Of each token's loss.
+    pub loss: Upstream<'a>,
+    /// Of each token's lse, if it was to come [later](Batch::later); `None` is zero.
+    pub lse: Option<Upstream<'a>>,
+}
+
+impl<'a> From<Upstream<'a>> for Upstreams<'a> {
+    fn from(loss: Upstream<'a>) -> Upstreams<'a> {
+        Upstreams { loss, lse: None }
+    }
+}
+
 impl Upstream<'_> {
-    /// A value for each of the tokens `rows`, padded with zeros.
-    pub(crate) fn values(self, rows: &[u32], tokens: usize, padded: usize) -> Result<Vec<f32>> {
-        let mut values = match self {
-            Upstream::One => vec![1.0; rows.len()],
-            Upstream::Scale(scale) => vec![scale; rows.len()],
-            Upstream::Rows(values) => {
-                expect("upstream", tokens, values.len())?;
-                rows.iter().map(|row| values[*row as usize]).collect()
-            }
-        };
+    /// The value of a token, once the number of values has been checked.
+    pub(crate) fn of(self, row: usize) -> f32 {
+        match self {
+            Upstream::One => 1.0,
+            Upstream::Scale(scale) => scale,
+            Upstream::Rows(values) => values[row],
+        }
+    }
+
+    /// Checks the number of values.
+    pub(crate) fn check(self, tensor: &'static str, tokens: usize) -> Result<()> {
+        match self {
+            Upstream::Rows(values) => expect(tensor, tokens, values.len()),
+            Upstream::One | Upstream::Scale(_) => Ok(()),
+        }
+    }
+
+    /// A value for each of the tokens `rows`, padded with zeros, once the number of values has been checked.
+    pub(crate) fn values(self, rows: &[u32], padded: usize) -> Vec<f32> {
+        let mut values: Vec<f32> = rows.iter().map(|row| self.of(*row as usize)).collect();
         values.resize(padded, 0.0);
-        Ok(values)
+        values
     }
 }

@@ -1,14 +1,16 @@
 //! The output layer: passes S, C1 and T of one rank, in an order that the types enforce.
 
 use crate::algorithm::{Exchange, blocks};
-use crate::batch::{Batch, Gradients, Shard, Upstream};
-use crate::check::{self, expect};
+use crate::batch::{Batch, Later, Operands, Shard};
+use crate::check;
 use crate::comm::{Finish, Local, MergeRows, Merged, Pending, Turn};
 use crate::filter::{Filter, Filtered};
+use crate::input_grad::InputGrad;
 use crate::job::Job;
 use crate::loss::{RowLoss, RowPrograms};
-use crate::passes::{Extent, FinishJob, SPass, Sums, TPass};
-use crate::{Cpu, CrossEntropy, Device, Dtype, Error, Policy, Result, Save, ShardLayout};
+use crate::passes::{Extent, FinishJob};
+use crate::ticket::{Factors, WeightGrad};
+use crate::{Cpu, CrossEntropy, Device, Error, Policy, Result, Save, ShardLayout};
 use std::sync::Arc;
 
 /// The output layer on one rank.
@@ -24,7 +26,9 @@ pub struct OutputLayer<D: Device = Cpu> {
 
 /// After pass S: local statistics, A and B.
 pub struct Partial<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
+    job: Job<D>,
+    operands: Operands<'a>,
+    targets: &'a [i64],
     inputs: D::Inputs,
     rows: D::Rows,
     kept: Option<D::Rows>,
@@ -35,7 +39,9 @@ pub struct Partial<'a, D: Device = Cpu> {
 
 /// While the collective runs.
 pub struct Merging<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
+    job: Job<D>,
+    operands: Operands<'a>,
+    targets: &'a [i64],
     inputs: D::Inputs,
     saved: Option<D::Saved>,
     pending: Pending,
@@ -44,7 +50,7 @@ pub struct Merging<'a, D: Device = Cpu> {
 }
 
 /// After the collective: results, and the ticket for pass T.
-pub struct Done<'a, D: Device = Cpu> {
+pub struct Done<D: Device = Cpu> {
     /// The loss: one value, or N under reduction none. Ignored tokens have loss 0.
     pub loss: Vec<f32>,
     /// Log-sum-exp of the logits, N. Ignored tokens have 0.
@@ -52,20 +58,15 @@ pub struct Done<'a, D: Device = Cpu> {
     /// Class of the largest logit, N, the lowest of equals; if it was asked for. Ignored tokens and those without a largest
     /// logit (a NaN, or all -inf) have -1.
     pub argmax: Option<Vec<i64>>,
-    /// dX `[N, H]` row-major, shared by the ranks of a process; empty if X is frozen.
+    /// dX `[N, H]` row-major, shared by the ranks of a process; empty if X is frozen or upstream gradients come later.
     pub dx: Arc<Vec<f32>>,
+    /// What dX is made of once its upstream gradients are known, if some come [later](Batch::later) and X is not frozen.
+    pub input_grad: Option<InputGrad>,
     /// What the gradient filter left out of this rank's share of dX.
     pub filtered: Filtered,
     /// The ticket.
-    pub weight_grad: WeightGrad<'a, D>,
-}
-
-/// The right to run pass T of a microbatch once. Many may be outstanding.
-pub struct WeightGrad<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
-    inputs: D::Inputs,
-    saved: Option<D::Saved>,
-    merged: D::Ticket,
+    pub weight_grad: WeightGrad<D>,
+    accuracy: Option<f64>,
 }
 
 impl<D: Device> OutputLayer<D> {
@@ -125,6 +126,7 @@ impl<D: Device> OutputLayer<D> {
     /// [`Error::Budget`]; [`Error::Layout`] if `comm` is not this rank of a group of the layout's size. An error on one
     /// rank is that of C1 on all others.
     pub fn s_pass<'a>(&self, comm: &Local, batch: Batch<'a>, shard: Shard<'a>) -> Result<Partial<'a, D>> {
+        let operands = Operands::new(batch.x, shard);
         let pass = || {
             check::member(&self.layout, self.rank, comm)?;
             batch.check(self.layout.vocab())?;
@@ -136,8 +138,8 @@ impl<D: Device> OutputLayer<D> {
             }
             let rows = self.loss.active_rows(batch.targets, self.layout.vocab())?;
             let save = self.saves(&kernels, rows.len(), batch.x.columns())?;
-            let job = Job::new(self.clone(), kernels, batch, shard, rows);
-            let pass = job.s_pass()?;
+            let job = Job::new(self.clone(), kernels, &batch, shard.bias.is_some(), rows);
+            let pass = job.pass(&operands)?;
             let inputs = self.device.load(&job.kernels, &pass)?;
             let accumulate = self.policy.algorithm.accumulates() && !self.policy.frozen_input;
             let (rows, saved) = self.device.s_pass(&job.kernels, &inputs, &pass, accumulate, save)?;
@@ -145,49 +147,7 @@ impl<D: Device> OutputLayer<D> {
             Ok((job, inputs, rows, kept, saved))
         };
         let (turn, (job, inputs, rows, kept, saved)) = comm.turn().after(pass)?;
-        Ok(Partial { job, inputs, rows, kept, saved, turn, comm: comm.handle() })
-    }
-
-    /// Pass T: adds the weight gradient of a microbatch, and says what the gradient filter left out of it. No
-    /// communication, any time, in any order.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for an output or upstream of the wrong length, [`Error::Dtype`] if dW is neither f32 nor of the
-    /// type of W, [`Error::Option`] if W is frozen.
-    pub fn t_pass(
-        &self,
-        mut ticket: WeightGrad<'_, D>,
-        mut out: Gradients<'_>,
-        upstream: Upstream<'_>,
-    ) -> Result<Filtered> {
-        if self.policy.frozen_weight {
-            let message = "expected a weight that is not frozen: pass S has kept nothing for pass T".to_owned();
-            return Err(Error::Option { option: "frozen_weight", message });
-        }
-        let saved = ticket.saved.take();
-        let job = &ticket.job;
-        let (rows, hidden) = (job.shard.weight.rows(), job.batch.x.columns());
-        expect("dw", rows * hidden, out.dw.len())?;
-        if ![Dtype::F32, job.shard.weight.dtype()].contains(&out.dw.dtype()) {
-            return Err(Error::Dtype { tensor: "dw", expected: job.shard.weight.dtype(), found: out.dw.dtype() });
-        }
-        if let Some(dbias) = &out.dbias {
-            expect("dbias", rows, dbias.len())?;
-        }
-        let upstream = upstream.values(&job.rows, job.batch.targets.len(), job.targets.len())?;
-        let filter = self.policy.filter.map(Filter::new);
-        let pass = SPass { filter: filter.as_ref(), ..job.s_pass()? };
-        // What the pass does not visit: padding, and everything if no token counts.
-        let visited = if job.rows.is_empty() { 0 } else { job.classes() * hidden };
-        out.dw.clear_from(visited);
-        if visited == 0 {
-            return Ok(Filtered::default());
-        }
-        let sums = Sums { dw: out.dw, dbias: out.dbias };
-        let (inputs, merged) = (&ticket.inputs, &ticket.merged);
-        let pass = TPass { pass, inputs, ticket: merged, saved, upstream: &upstream, sums };
-        self.device.t_pass(&job.kernels, pass)?;
-        Ok(filter.map_or_else(Filtered::default, |f| f.count()))
+        Ok(Partial { job, operands, targets: batch.targets, inputs, rows, kept, saved, turn, comm: comm.handle() })
     }
 
     /// Whether pass S saves, within the memory budget.
@@ -222,85 +182,87 @@ impl<'a, D: Device> Partial<'a, D> {
 
     /// Starts C1; does not wait.
     pub fn start_combine(self) -> Merging<'a, D> {
-        let Partial { job, inputs, rows, kept, saved, turn, comm } = self;
+        let Partial { job, operands, targets, inputs, rows, kept, saved, turn, comm } = self;
         let pending = MergeRows::<D>::start(turn, &job.agreement, rows);
-        Merging { job, inputs, saved, pending, kept, comm }
+        Merging { job, operands, targets, inputs, saved, pending, kept, comm }
     }
 }
 
-impl<'a, D: Device> Merging<'a, D> {
+impl<D: Device> Merging<'_, D> {
     /// Waits for all ranks. They must wait for the microbatches of a group in one order, which may be any: a rank makes its
     /// block of the result while it waits.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left or dropped its part, and the
     /// error of a rank that failed.
-    pub fn wait(self) -> Result<Done<'a, D>> {
-        let Merging { job, inputs, mut saved, pending, kept, comm } = self;
+    pub fn wait(self) -> Result<Done<D>> {
+        let Merging { job, operands, targets, inputs, mut saved, pending, kept, comm } = self;
         let algorithm = job.layer.policy.algorithm;
+        let values: Vec<_> = job.later.parts().iter().map(|part| job.part(*part)).collect();
+        let part = |values| FinishJob {
+            inputs: job.inputs(operands.shard.and_then(|shard| shard.bias)),
+            hidden: job.hidden,
+            rows: &job.rows,
+            values,
+        };
         let finish = Finish {
-            job: FinishJob {
-                inputs: job.inputs(),
-                hidden: job.batch.x.columns(),
-                rows: &job.rows,
-                tokens: &job.tokens,
-            },
-            dx_rows: (!job.layer.policy.frozen_input).then(|| job.batch.x.rows()),
+            parts: values.iter().map(|values| part(values)).collect(),
+            dx_rows: (!job.layer.policy.frozen_input).then_some(job.tokens),
         };
         let mut exchange = Exchange {
             device: &job.layer.device,
             kernels: &job.kernels,
             inputs: &inputs,
-            pass: job.s_pass()?,
+            pass: job.pass(&operands)?,
             agreement: &job.agreement,
             saved: saved.as_mut(),
         };
         let merged = algorithm.complete(&comm, pending, kept, &mut exchange, &finish)?;
-        done(job, inputs, saved, &merged)
+        done(job, targets, D::keep(inputs), saved, &merged)
     }
 }
 
-fn done<'a, D: Device>(
-    job: Job<'a, D>,
-    inputs: D::Inputs,
+fn done<D: Device>(
+    job: Job<D>,
+    targets: &[i64],
+    kept: D::Kept,
     saved: Option<D::Saved>,
     merged: &Merged<D>,
-) -> Result<Done<'a, D>> {
-    let (device, blocks) = (&job.layer.device, blocks(merged));
-    let output = |name| device.output(&job.kernels, &blocks, name);
+) -> Result<Done<D>> {
+    let device = &job.layer.device;
+    let finished: Vec<_> = merged.blocks.iter().filter_map(|block| block.finished()).collect();
+    let output = |name| device.output(&job.kernels, &finished, name);
     let lse = output("lse")?;
     let argmax = job.layer.loss.argmax.then(|| output("argmax")).transpose()?;
+    let argmax = argmax.map(|ids| job.scatter(ids.into_iter().map(|id| id as i64), -1));
+    let right = |ids: &Vec<i64>| {
+        let hit = |row: &&u32| ids[**row as usize] == targets[**row as usize];
+        job.rows.iter().filter(hit).count() as f64 / job.rows.len().max(1) as f64
+    };
+    let (dx, input_grad) = match (job.later, &merged.output) {
+        (Later::Nothing, dx) => (dx.clone().unwrap_or_default(), None),
+        (_, parts) => (Arc::default(), parts.clone().map(|parts| InputGrad::new(&job, parts))),
+    };
+    let factors = match job.later {
+        Later::Nothing => Factors::Known(device.ticket(&job.kernels, &finished)?),
+        _ => Factors::Later(device.concatenate(&job.kernels, &blocks(merged))?),
+    };
     Ok(Done {
         loss: job.losses(&output("loss")?),
         lse: job.scatter(lse, 0.0),
-        argmax: argmax.map(|ids| job.scatter(ids.into_iter().map(|id| id as i64), -1)),
-        dx: merged.output.clone().unwrap_or_default(),
+        accuracy: argmax.as_ref().map(right),
+        argmax,
+        dx,
+        input_grad,
         filtered: job.filter.as_ref().map_or_else(Filtered::default, Filter::count),
-        weight_grad: WeightGrad { merged: device.ticket(&job.kernels, &blocks)?, inputs, saved, job },
+        weight_grad: WeightGrad { factors, kept, saved, job },
     })
 }
 
-impl<D: Device> Done<'_, D> {
+impl<D: Device> Done<D> {
     /// Share of the tokens that count whose target has the largest logit, 0 to 1, if [`Done::argmax`] was asked for; 0 of
     /// none.
     pub fn accuracy(&self) -> Option<f64> {
-        let job = &self.weight_grad.job;
-        let right = |ids: &Vec<i64>| {
-            let hit = |row: &&u32| ids[**row as usize] == job.batch.targets[**row as usize];
-            job.rows.iter().filter(hit).count() as f64 / job.rows.len().max(1) as f64
-        };
-        self.argmax.as_ref().map(right)
-    }
-}
-
-impl<D: Device> WeightGrad<'_, D> {
-    /// Bytes of saved values that the ticket holds.
-    pub fn saved_bytes(&self) -> usize {
-        self.saved.as_ref().map_or(0, D::held)
-    }
-
-    /// Element type of the microbatch.
-    pub fn dtype(&self) -> Dtype {
-        self.job.batch.x.dtype()
+        self.accuracy
     }
 }

@@ -17,6 +17,7 @@ mod error;
 mod filter;
 mod gpu;
 mod gradient;
+mod input_grad;
 mod job;
 mod layer;
 mod layout;
@@ -27,8 +28,9 @@ mod operator;
 mod passes;
 mod policy;
 mod sums;
+mod ticket;
 
-pub use batch::{Batch, Gradients, Shard, Upstream};
+pub use batch::{Batch, Gradients, Later, Operands, Shard, Upstream, Upstreams};
 pub use comm::{Counters, Local};
 pub use cpu::Cpu;
 pub use device::Device;
@@ -37,7 +39,8 @@ pub use error::Error;
 pub use filter::Filtered;
 pub use gpu::{DeviceTensor, Gpu, Ptx, PtxReport, Step, StepOptions, Traffic};
 pub use gradient::GradientMut;
-pub use layer::{Done, Merging, OutputLayer, Partial, WeightGrad};
+pub use input_grad::InputGrad;
+pub use layer::{Done, Merging, OutputLayer, Partial};
 pub use layout::ShardLayout;
 pub use loss::{CrossEntropy, Reduction, RowLoss};
 pub use matrix::{Element, Matrix, OwnedMatrix};
@@ -46,6 +49,7 @@ pub use operator::{
     Statistics, SummingInputs, Ticket, ValueGradients, Values,
 };
 pub use policy::{Algorithm, DEFAULT_MEMORY_BUDGET, Policy, Save};
+pub use ticket::{Spent, WeightGrad};
 pub use vocabfuse_codegen::{Bundle, Dtype, Precision, Target};
 pub use vocabfuse_kernels::Registry;
 

@@ -121,6 +121,11 @@ impl<'a> Matrix<'a> {
         Ok(Matrix { data: self.row_pointer(range.start), rows: range.len(), ..*self })
     }
 
+    /// The first rows, none.
+    pub(crate) fn no_rows(&self) -> Matrix<'a> {
+        Matrix { rows: 0, ..*self }
+    }
+
     /// Elements from one row to the next.
     pub fn row_stride(&self) -> usize {
         self.row_stride

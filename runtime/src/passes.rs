@@ -71,7 +71,7 @@ pub struct FinishJob<'a> {
     /// Row of X of each token.
     pub rows: &'a [u32],
     /// Values per token that the finish program reads besides statistics.
-    pub tokens: &'a [(&'static str, Vec<f32>)],
+    pub values: &'a [(&'static str, Vec<f32>)],
 }
 
 /// Sizes that decide how much memory passes need.
@@ -112,6 +112,23 @@ pub struct Block<D: Passes> {
     pub results: Option<D::Results>,
 }
 
+impl<D: Passes> Block<D> {
+    /// Rows and results, at the last barrier.
+    pub fn finished(&self) -> Option<Finished<'_, D>> {
+        Some(Finished { tokens: self.tokens.clone(), rows: &self.rows, results: self.results.as_ref()? })
+    }
+}
+
+/// The merged rows of some tokens with their results.
+pub struct Finished<'a, D: Passes> {
+    /// The tokens.
+    pub tokens: Range<usize>,
+    /// Their rows.
+    pub rows: &'a D::Rows,
+    /// What the finish program made of them.
+    pub results: &'a D::Results,
+}
+
 /// Where pass T adds.
 #[derive(Debug)]
 pub struct Sums<'a> {
@@ -123,36 +140,56 @@ pub struct Sums<'a> {
 
 /// Everything that pass T of one shard works on.
 pub struct TPass<'a, D: Passes> {
-    /// What pass S was given, and the filter of this pass.
+    /// What pass S was given, W only if there are no numerators, and the filter of this pass.
     pub pass: SPass<'a>,
-    /// The same on the device.
-    pub inputs: &'a D::Inputs,
+    /// What pass S has left.
+    pub kept: &'a D::Kept,
     /// What C1 left.
     pub ticket: &'a D::Ticket,
     /// Numerators of the softmax, if they were kept.
-    pub saved: Option<D::Saved>,
+    pub saved: Option<Numerators<'a, D>>,
     /// Upstream gradient of each token, padded to whole panels.
     pub upstream: &'a [f32],
     /// Where the gradients are added.
     pub sums: Sums<'a>,
 }
 
+/// Numerators that pass T reads.
+pub enum Numerators<'a, D: Passes> {
+    /// The pass may overwrite them.
+    Once(D::Saved),
+    /// Another pass reads them again.
+    Again(&'a D::Saved),
+}
+
+impl<D: Passes> Numerators<'_, D> {
+    /// The numerators.
+    pub fn get(&self) -> &D::Saved {
+        match self {
+            Numerators::Once(saved) => saved,
+            Numerators::Again(saved) => saved,
+        }
+    }
+}
+
 /// The work of a device. See [`crate::Device`].
 pub trait Passes: Clone + Debug + Send + Sync + 'static {
     /// The kernels of one dtype and chunk.
     type Kernels: Send + Sync;
-    /// What the device keeps of a microbatch's inputs from pass S to pass T.
+    /// A microbatch's inputs on the device, while a pass runs or the ranks meet.
     type Inputs: Send;
+    /// What the device keeps of them for pass T: nothing that could be read again.
+    type Kept: Send + Sync;
     /// Per-token state of one shard, or of several merged ones.
     type Rows: Send + Sync + 'static;
     /// B of one shard: rows of W of the targets that it owns.
     type Targets: Send + Sync;
     /// Numerators of the softmax that pass S keeps for pass T.
-    type Saved: Send;
+    type Saved: Send + Sync;
     /// What the finish program gives for some tokens.
     type Results: Send + Sync + 'static;
     /// What pass T needs of the merged rows.
-    type Ticket: Send;
+    type Ticket: Send + Sync;
 
     /// The memory that rows live in; ranks of one group have to agree on it.
     fn place(&self) -> String;
@@ -184,6 +221,9 @@ pub trait Passes: Clone + Debug + Send + Sync + 'static {
 
     /// Brings the inputs to the device.
     fn load(&self, kernels: &Self::Kernels, pass: &SPass<'_>) -> Result<Self::Inputs>;
+
+    /// Lets go of what can be brought again.
+    fn keep(inputs: Self::Inputs) -> Self::Kept;
 
     /// Pass S: statistics, and with `accumulate` A and B. Numerators are kept if `save`.
     fn s_pass(
@@ -231,29 +271,31 @@ pub trait Passes: Clone + Debug + Send + Sync + 'static {
     /// The state of all tokens, without A, from blocks in their order.
     fn concatenate(&self, kernels: &Self::Kernels, blocks: &[&Block<Self>]) -> Result<Self::Rows>;
 
-    /// Results of merged rows, the tokens `range` of the whole; dX of these tokens is written if `dx` is given. A is
-    /// dropped.
+    /// Results of merged rows, the tokens `range` of the whole; dX of these tokens is written if `dx` is given.
     ///
     /// `owners` are the shards that hold target rows. Every row of `dx` that the range names is written by nobody
     /// else meanwhile.
     fn finish(
         &self,
         kernels: &Self::Kernels,
-        rows: &mut Self::Rows,
+        rows: &Self::Rows,
         range: Range<usize>,
         job: &FinishJob<'_>,
         owners: &[Self::Targets],
         dx: Option<SharedPointer<f32>>,
     ) -> Result<Self::Results>;
 
+    /// Drops A, once dX is written.
+    fn finished(rows: &mut Self::Rows);
+
     /// Whether the finish program has an output of that name.
     fn gives(kernels: &Self::Kernels, output: &str) -> bool;
 
     /// An output of the finish program by name, for all tokens. An error if there is none.
-    fn output(&self, kernels: &Self::Kernels, blocks: &[&Block<Self>], name: &str) -> Result<Vec<f32>>;
+    fn output(&self, kernels: &Self::Kernels, blocks: &[Finished<'_, Self>], name: &str) -> Result<Vec<f32>>;
 
     /// What pass T needs, for all tokens.
-    fn ticket(&self, kernels: &Self::Kernels, blocks: &[&Block<Self>]) -> Result<Self::Ticket>;
+    fn ticket(&self, kernels: &Self::Kernels, blocks: &[Finished<'_, Self>]) -> Result<Self::Ticket>;
 
     /// Pass T: adds to dW and to the gradient of the bias.
     fn t_pass(&self, kernels: &Self::Kernels, pass: TPass<'_, Self>) -> Result<()>;

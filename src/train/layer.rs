@@ -7,8 +7,8 @@ use vocabfuse::problem::{self, Options, Outputs, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::Elements;
 use vocabfuse::{
-    Batch, Cpu, CrossEntropy, Dtype, Error, Filtered, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Shard,
-    ShardLayout, Upstream, WeightGrad,
+    Batch, Cpu, CrossEntropy, Dtype, Error, Filtered, Gradients, Local, Matrix, Operands, OutputLayer, Policy,
+    Reduction, Shard, ShardLayout, Upstream, WeightGrad,
 };
 
 /// Hidden states and targets of one microbatch.
@@ -90,12 +90,16 @@ impl Fused {
         self.comms[0].counters().barriers
     }
 
+    fn shard<'a>(&self, w: Matrix<'a>, rank: usize) -> Result<Shard<'a>, Error> {
+        Ok(Shard { weight: w.row_range(self.layout.range(rank))?, bias: None })
+    }
+
     /// Passes S and C1 of a microbatch: its loss, the gradient of X, and each rank's ticket for pass T.
-    fn microbatch<'a>(&self, batch: Batch<'a>, w: Matrix<'a>) -> Result<MicrobatchResult<'a>, Error> {
+    fn microbatch(&self, batch: Batch<'_>, w: Matrix<'_>) -> Result<MicrobatchResult, Error> {
         let start = Instant::now();
         let members = self.layers.iter().zip(&self.comms).collect();
         let partials = each(members, |rank, (layer, comm): (&OutputLayer, &Local)| {
-            layer.s_pass(comm, batch, Shard { weight: w.row_range(self.layout.range(rank))?, bias: None })
+            layer.s_pass(comm, batch, self.shard(w, rank)?)
         })?;
         let between = Instant::now();
         let done = each(partials, |_, partial| partial.start_combine().wait())?;
@@ -108,13 +112,13 @@ impl Fused {
     }
 }
 
-struct MicrobatchResult<'a> {
+struct MicrobatchResult {
     loss: f64,
     dx: std::sync::Arc<Vec<f32>>,
     filtered: Filtered,
     /// Of passes S and C1.
     times: [Duration; 2],
-    tickets: Vec<WeightGrad<'a>>,
+    tickets: Vec<WeightGrad>,
 }
 
 /// Operands in the layer's dtype; f32 is not copied.
@@ -154,7 +158,7 @@ impl VocabularyLayer for Fused {
         let w = Operand::new(w, self.dtype);
         let w = w.matrix(self.hidden)?;
         let xs: Vec<Operand<'_>> = batches.iter().map(|b| Operand::new(b.x, self.dtype)).collect();
-        let mut tickets: Vec<Vec<WeightGrad<'_>>> = self.layers.iter().map(|_| vec![]).collect();
+        let mut tickets: Vec<Vec<WeightGrad>> = self.layers.iter().map(|_| vec![]).collect();
         let (mut loss, mut cost) = (0.0, Cost::default());
         for (i, (x, batch)) in xs.iter().zip(batches).enumerate() {
             let batch = Batch::new(x.matrix(self.hidden)?, batch.targets);
@@ -169,11 +173,13 @@ impl VocabularyLayer for Fused {
         let shards = split_rows(dw, self.hidden, (0..self.layers.len()).map(|r| self.layout.range(r)));
         let start = Instant::now();
         let work = tickets.into_iter().zip(shards).collect();
-        let of_ranks = each(work, |rank, (tickets, dw): (Vec<WeightGrad<'_>>, &mut [f32])| {
+        let of_ranks = each(work, |rank, (tickets, dw): (Vec<WeightGrad>, &mut [f32])| {
             let mut filtered = Filtered::default();
-            for ticket in tickets {
+            let shard = self.shard(w, rank)?;
+            for (ticket, x) in tickets.into_iter().zip(&xs) {
                 filtered += self.layers[rank].t_pass(
                     ticket,
+                    Operands::new(x.matrix(self.hidden)?, shard),
                     Gradients { dw: (&mut *dw).into(), dbias: None },
                     Upstream::One,
                 )?;

@@ -17,8 +17,8 @@ use vocabfuse::operators::Query;
 use vocabfuse::problem::{Options, Outputs, Problem};
 use vocabfuse::{plain, reference};
 use vocabfuse_runtime::{
-    Batch, Counters, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, OutputLayer,
-    Policy, Precision, Shard, ShardLayout, Upstream,
+    Batch, Counters, CrossEntropy, Device, Dtype, Element, Error, Filtered, Gradients, Local, Matrix, Operands,
+    OutputLayer, Policy, Precision, Shard, ShardLayout, Upstream,
 };
 
 /// A problem of random tensors, and how to run it.
@@ -180,8 +180,15 @@ fn run_as<T: Element, D: Device>(device: &D, case: &Case, tensors: &Tensors, fro
         let partial = layer.s_pass(&comm, batch, shard)?;
         let kernels = partial.kernels();
         let done = partial.start_combine().wait()?;
-        let filtered =
-            [done.filtered, layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias }, Upstream::One)?];
+        let filtered = [
+            done.filtered,
+            layer.t_pass(
+                done.weight_grad,
+                Operands::new(x, shard),
+                Gradients { dw: dw.into(), dbias },
+                Upstream::One,
+            )?,
+        ];
         let (loss, lse, dx, argmax) = (done.loss, done.lse, done.dx, done.argmax.unwrap_or_default());
         Ok::<_, Error>((loss, lse, dx, comm.counters(), kernels, argmax, filtered))
     })?;

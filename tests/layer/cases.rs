@@ -3,8 +3,8 @@
 use crate::common::{Case, Tensors, amx, bf16x3, check, devices, run, same, worst_row};
 use half::bf16;
 use vocabfuse_runtime::{
-    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Error, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Save,
-    Shard, ShardLayout, Target, Upstream,
+    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Error, Gradients, Local, Matrix, Operands, OutputLayer, Policy,
+    Reduction, Save, Shard, ShardLayout, Target, Upstream,
 };
 
 /// A class that no logit reaches.
@@ -85,11 +85,17 @@ fn leaves_padded_rows_alone(cpu: &Cpu) {
                 let layer = OutputLayer::new(cpu, &layout, rank, loss, policy)?;
                 let weight = Matrix::new(&w, layout.stored(), hidden)?.row_range(layout.range(rank))?;
                 let batch = Batch::new(Matrix::new(&tensors.x, tokens, hidden)?, &tensors.targets);
-                let done = layer.s_pass(&comm, batch, Shard { weight, bias: None })?.start_combine().wait()?;
+                let shard = Shard { weight, bias: None };
+                let done = layer.s_pass(&comm, batch, shard)?.start_combine().wait()?;
                 assert!(worst_row(&done.loss, &expected.loss, 1, 0.0) < 1e-6, "{loss:?}");
                 assert!(worst_row(&done.dx, &expected.dx, hidden, 0.0) < 1e-5, "{loss:?}");
                 assert!(done.argmax.is_none_or(|ids| ids == expected.argmax), "{loss:?}");
-                layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)
+                layer.t_pass(
+                    done.weight_grad,
+                    Operands::new(batch.x, shard),
+                    Gradients { dw: dw.into(), dbias: None },
+                    Upstream::One,
+                )
             })
             .unwrap();
             let real: Vec<f32> = dw[..vocab * hidden].iter().map(|v| v - 7.0).collect();
@@ -289,8 +295,14 @@ fn frozen_inputs_and_weights_change_nothing_else() {
         assert_eq!(done.weight_grad.saved_bytes(), 0);
         assert!(worst_row(&done.dx, &all.out.dx, 10, 0.0) < 1e-6);
         let mut dw = vec![0.0; 500];
-        let error =
-            layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One).unwrap_err();
+        let error = layer
+            .t_pass(
+                done.weight_grad,
+                Operands::new(batch.x, shard),
+                Gradients { dw: (&mut dw).into(), dbias: None },
+                Upstream::One,
+            )
+            .unwrap_err();
         assert!(matches!(error, Error::Option { option: "frozen_weight", .. }), "{error}");
     }
 }
@@ -359,10 +371,18 @@ fn rows_may_lie_beyond_32_bits() {
         let layer = OutputLayer::new(&cpu(), &layout, 0, case.loss, policy).unwrap();
         let batch = Batch::new(Matrix::with_stride(x, tokens, hidden, x_stride).unwrap(), &tensors.targets);
         let weight = Matrix::with_stride(w, vocab, hidden, w_stride).unwrap();
-        let done = layer.s_pass(&comm, batch, Shard { weight, bias: None }).unwrap().start_combine().wait().unwrap();
+        let shard = Shard { weight, bias: None };
+        let done = layer.s_pass(&comm, batch, shard).unwrap().start_combine().wait().unwrap();
         assert!(same(&done.loss, &expected.loss) && same(&done.dx, &expected.dx));
         let mut dw = vec![0.0; vocab * hidden];
-        layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One).unwrap();
+        layer
+            .t_pass(
+                done.weight_grad,
+                Operands::new(batch.x, shard),
+                Gradients { dw: (&mut dw).into(), dbias: None },
+                Upstream::One,
+            )
+            .unwrap();
         assert!(worst_row(&dw, &expected.dw, hidden, 0.0) < 1e-2);
     }
 }

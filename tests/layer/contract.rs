@@ -2,8 +2,8 @@
 
 use crate::common::{Case, Tensors, amx, amx_bf16x3, bf16x3, check, devices, run, same, worst_row};
 use vocabfuse_runtime::{
-    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Gradients, Local, Matrix, OutputLayer, Policy, Reduction, Save, Shard,
-    ShardLayout, Upstream,
+    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Reduction,
+    Save, Shard, ShardLayout, Upstream,
 };
 
 const SAVES: [Save; 2] = [Save::Yes, Save::No];
@@ -428,10 +428,10 @@ fn padded_vocabulary_rows_have_no_mass_and_no_gradient() {
         let layer = OutputLayer::new(&Cpu::new(Some(1))?, &layout, rank, CrossEntropy::default(), Policy::default())?;
         let w = Matrix::new(&w, layout.stored(), hidden)?.row_range(layout.range(rank))?;
         let x = Matrix::new(&tensors.x, tokens, hidden)?;
-        let partial = layer.s_pass(&comm, Batch::new(x, &tensors.targets), Shard { weight: w, bias: None })?;
-        let done = partial.start_combine().wait()?;
+        let shard = Shard { weight: w, bias: None };
+        let done = layer.s_pass(&comm, Batch::new(x, &tensors.targets), shard)?.start_combine().wait()?;
         assert!(worst_row(&done.loss, &expected.loss, 1, 0.0) < 1e-6);
-        layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)
+        layer.t_pass(done.weight_grad, Operands::new(x, shard), Gradients { dw: dw.into(), dbias: None }, Upstream::One)
     })
     .unwrap();
     let real: Vec<f32> = dw[..vocab * hidden].iter().map(|v| v - 7.0).collect();

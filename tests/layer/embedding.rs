@@ -9,8 +9,8 @@ use vocabfuse::problem::{self, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::reference;
 use vocabfuse_runtime::{
-    Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Error, Gradients, InputLayer, Local, Matrix, OutputLayer,
-    Policy, Shard, ShardLayout, Target, Upstream,
+    Batch, Counters, Cpu, CrossEntropy, Device, Dtype, Error, Gradients, InputLayer, Local, Matrix, Operands,
+    OutputLayer, Policy, Shard, ShardLayout, Target, Upstream,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
@@ -208,14 +208,21 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
         let output = OutputLayer::new(device, &case.layout, rank, CrossEntropy::default(), Policy::default())?;
         let embedded = input.lookup(&comm, &case.ids, shard)?.start_select().wait()?;
         let batch = Batch::new(embedded.x.view(), &targets);
-        let done = output.s_pass(&comm, batch, Shard { weight: shard, bias: None })?.start_combine().wait()?;
+        let of_rank = Shard { weight: shard, bias: None };
+        let done = output.s_pass(&comm, batch, of_rank)?.start_combine().wait()?;
+        let operands = Operands::new(batch.x, of_rank);
         assert_eq!(comm.counters().barriers, 2);
         let dx = Matrix::new(&done.dx, n, h)?;
         if embedding_first {
             input.backward(embedded.table_grad, dx, dw)?;
-            output.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)?;
+            output.t_pass(done.weight_grad, operands, Gradients { dw: dw.into(), dbias: None }, Upstream::One)?;
         } else {
-            output.t_pass(done.weight_grad, Gradients { dw: (&mut *dw).into(), dbias: None }, Upstream::One)?;
+            output.t_pass(
+                done.weight_grad,
+                operands,
+                Gradients { dw: (&mut *dw).into(), dbias: None },
+                Upstream::One,
+            )?;
             input.backward(embedded.table_grad, dx, dw)?;
         }
         Ok::<_, Error>(())

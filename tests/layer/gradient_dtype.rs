@@ -3,8 +3,8 @@
 use crate::common::{Case, Tensors, amx, devices, run};
 use half::{bf16, f16};
 use vocabfuse_runtime::{
-    Batch, Cpu, CrossEntropy, Device, Dtype, Element, Error, GradientMut, Gradients, Local, Matrix, OutputLayer,
-    Policy, Save, Shard, ShardLayout, Target, Upstream,
+    Batch, Cpu, CrossEntropy, Device, Dtype, Element, Error, GradientMut, Gradients, Local, Matrix, Operands,
+    OutputLayer, Policy, Save, Shard, ShardLayout, Target, Upstream,
 };
 
 /// Classes, and the rows of W with padding.
@@ -26,8 +26,11 @@ fn put<T: Element, D: Device>(
     let layer = OutputLayer::new(device, &layout, 0, case.loss, case.policy)?;
     let batch = Batch::new(Matrix::new(&x, case.tokens, case.hidden)?, &tensors.targets);
     let weight = Matrix::new(&w, layout.range(0).len(), case.hidden)?;
-    let done = layer.s_pass(&Local::group(1)[0], batch, Shard { weight, bias: None })?.start_combine().wait()?;
-    layer.t_pass(done.weight_grad, Gradients { dw, dbias: None }, Upstream::One).map(|_| ())
+    let shard = Shard { weight, bias: None };
+    let done = layer.s_pass(&Local::group(1)[0], batch, shard)?.start_combine().wait()?;
+    layer
+        .t_pass(done.weight_grad, Operands::new(batch.x, shard), Gradients { dw, dbias: None }, Upstream::One)
+        .map(|_| ())
 }
 
 fn in_its_own_type<T: Element>(cpu: &Cpu, save: Save, from: fn(f32) -> T, wide: fn(T) -> f32) {
@@ -151,7 +154,14 @@ fn reaches<T: Element>(
     let comm = &Local::group(1)[0];
     let done = layer.s_pass(comm, batch, shard).unwrap().start_combine().wait().unwrap();
     let mut dw = vec![from(3.0); CLASSES * hidden];
-    layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One).unwrap();
+    layer
+        .t_pass(
+            done.weight_grad,
+            Operands::new(batch.x, shard),
+            Gradients { dw: (&mut dw).into(), dbias: None },
+            Upstream::One,
+        )
+        .unwrap();
     let numbers = dw.iter().filter(|v| !wide(**v).is_nan()).count();
     assert_eq!(numbers, 0, "of dW on {} in {:?} {save} with {:#x}", cpu.name(), T::DTYPE, nan.to_bits());
 }

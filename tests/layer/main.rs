@@ -13,6 +13,7 @@ mod embedding;
 mod filter;
 mod gpu;
 mod gradient_dtype;
+mod late;
 mod offsets;
 mod operators;
 mod options;

@@ -4,7 +4,8 @@ use crate::common::{Case, Tensors, run, worst_row};
 use std::time::Duration;
 use vocabfuse::ranks::each;
 use vocabfuse_runtime::{
-    Batch, Cpu, CrossEntropy, Error, Gradients, Local, Matrix, OutputLayer, Policy, Save, Shard, ShardLayout, Upstream,
+    Batch, Cpu, CrossEntropy, Error, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Save, Shard, ShardLayout,
+    Upstream,
 };
 
 const HIDDEN: usize = 16;
@@ -51,22 +52,23 @@ fn tickets_may_be_used_late_and_in_any_order() {
         let items: Vec<_> = Local::group(2).into_iter().zip(parts).collect();
         each(items, |rank, (comm, dw)| {
             let layer = layer(&layout, rank, CrossEntropy::default())?;
+            let shard = Shard { weight: Matrix::new(&w, VOCAB, HIDDEN)?.row_range(layout.range(rank))?, bias: None };
             let mut merging = vec![];
             for (i, batch) in batches.iter().enumerate() {
                 let x = Matrix::new(&batch.x, 20 + i, HIDDEN)?;
-                let weight = Matrix::new(&w, VOCAB, HIDDEN)?.row_range(layout.range(rank))?;
-                let partial = layer.s_pass(&comm, Batch::new(x, &batch.targets), Shard { weight, bias: None })?;
+                let partial = layer.s_pass(&comm, Batch::new(x, &batch.targets), shard)?;
                 // The collective of this microbatch is under way while pass S of the next one runs.
                 merging.push(partial.start_combine());
             }
             let mut tickets = vec![];
-            for m in merging {
-                tickets.push(m.wait()?.weight_grad);
+            for (m, (i, batch)) in merging.into_iter().zip(batches.iter().enumerate()) {
+                tickets.push((m.wait()?.weight_grad, Matrix::new(&batch.x, 20 + i, HIDDEN)?));
             }
             assert_eq!(comm.counters().barriers, 4);
             tickets.rotate_left(rank + 1);
-            while let Some(ticket) = tickets.pop() {
-                layer.t_pass(ticket, Gradients { dw: (&mut *dw).into(), dbias: None }, Upstream::Scale(2.0))?;
+            while let Some((ticket, x)) = tickets.pop() {
+                let out = Gradients { dw: (&mut *dw).into(), dbias: None };
+                layer.t_pass(ticket, Operands::new(x, shard), out, Upstream::Scale(2.0))?;
             }
             Ok::<_, Error>(())
         })
@@ -87,11 +89,14 @@ fn upstream_of_pass_t_may_come_late() {
     let weight = Matrix::new(&tensors.w, VOCAB, HIDDEN).unwrap();
     let batch = Batch::new(x, &tensors.targets);
     let ranks = Local::group(1);
-    let partial = layer.s_pass(&ranks[0], batch, Shard { weight, bias: None }).unwrap();
+    let shard = Shard { weight, bias: None };
+    let partial = layer.s_pass(&ranks[0], batch, shard).unwrap();
     let done = partial.start_combine().wait().unwrap();
     let mut dw = vec![0.0; VOCAB * HIDDEN];
     let upstream = Upstream::Rows(tensors.upstream.as_deref().unwrap());
-    layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, upstream).unwrap();
+    layer
+        .t_pass(done.weight_grad, Operands::new(x, shard), Gradients { dw: (&mut dw).into(), dbias: None }, upstream)
+        .unwrap();
     assert!(worst_row(&dw, &expected, HIDDEN, 0.0) < 1e-6);
 }
 

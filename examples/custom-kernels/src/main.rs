@@ -2,8 +2,8 @@
 
 use vocabfuse_kernels::Registry;
 use vocabfuse_runtime::{
-    Batch, Cpu, CrossEntropy, Error, Gradients, Local, Matrix, OutputLayer, Policy, Shard, ShardLayout, Target,
-    Upstream,
+    Batch, Cpu, CrossEntropy, Error, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Shard, ShardLayout,
+    Target, Upstream,
 };
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -35,7 +35,8 @@ fn loss(cpu: &Cpu, chunk: usize) -> Result<(f32, Vec<f32>), Error> {
     println!("{}", partial.kernels().join("\n"));
     let done = partial.start_combine().wait()?;
     let mut dw = vec![0.0; vocab * hidden];
-    layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
+    let out = Gradients { dw: (&mut dw).into(), dbias: None };
+    layer.t_pass(done.weight_grad, Operands::new(batch.x, shard), out, Upstream::One)?;
     Ok((done.loss[0], dw))
 }
 

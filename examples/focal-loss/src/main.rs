@@ -9,8 +9,8 @@ mod tests;
 use std::collections::BTreeMap;
 use vocabfuse_kernels::Registry;
 use vocabfuse_runtime::{
-    Batch, Cpu, CrossEntropy, Device, Error, Gpu, Gradients, Local, Matrix, OutputLayer, Policy, Ptx, Reduction,
-    RowLoss, Shard, ShardLayout, Target, Upstream,
+    Batch, Cpu, CrossEntropy, Device, Error, Gpu, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Ptx,
+    Reduction, RowLoss, Shard, ShardLayout, Target, Upstream,
 };
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -57,10 +57,12 @@ fn run<D: Device>(device: &D, problem: &Problem<'_>) -> Result<Results, Error> {
         let policy = Policy { chunk: Some(512), ..Policy::default() };
         let layer = OutputLayer::with_loss(device, &layout, rank, loss, policy)?;
         let weight = w.row_range(layout.range(rank))?;
-        let partial = layer.s_pass(&comm, Batch::new(x, targets), Shard { weight, bias: None })?;
+        let shard = Shard { weight, bias: None };
+        let partial = layer.s_pass(&comm, Batch::new(x, targets), shard)?;
         let done = partial.start_combine().wait()?;
         let mut dw = vec![0.0; weight.rows() * weight.columns()];
-        layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
+        let out = Gradients { dw: (&mut dw).into(), dbias: None };
+        layer.t_pass(done.weight_grad, Operands::new(x, shard), out, Upstream::One)?;
         Ok(Results { losses: done.loss, dx: done.dx.to_vec(), dw })
     };
     let parts: Vec<Results> = std::thread::scope(|scope| {

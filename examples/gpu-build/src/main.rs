@@ -8,8 +8,8 @@ mod tests;
 use half::bf16;
 use std::collections::BTreeMap;
 use vocabfuse_runtime::{
-    Batch, CrossEntropy, Error, Gpu, Gradients, Local, Matrix, OutputLayer, Policy, Ptx, Reduction, RowLoss, Shard,
-    ShardLayout, Upstream,
+    Batch, CrossEntropy, Error, Gpu, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Ptx, Reduction, RowLoss,
+    Shard, ShardLayout, Upstream,
 };
 
 include!(concat!(env!("OUT_DIR"), "/cuda_kernels.rs"));
@@ -47,10 +47,12 @@ fn run(gpu: &Gpu, problem: &Problem<'_>) -> Result<Results, Error> {
     let policy = Policy { chunk: Some(poly::CHUNK), ..Policy::default() };
     let layer = OutputLayer::with_loss(gpu, &ShardLayout::even(w.rows(), 1)?, 0, loss, policy)?;
     let comm = &Local::group(1)[0];
-    let partial = layer.s_pass(comm, Batch::new(x, targets), Shard { weight: w, bias: None })?;
+    let shard = Shard { weight: w, bias: None };
+    let partial = layer.s_pass(comm, Batch::new(x, targets), shard)?;
     let done = partial.start_combine().wait()?;
     let mut dw = vec![0.0; w.rows() * w.columns()];
-    layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
+    let out = Gradients { dw: (&mut dw).into(), dbias: None };
+    layer.t_pass(done.weight_grad, Operands::new(x, shard), out, Upstream::One)?;
     Ok(Results { losses: done.loss, dx: done.dx.to_vec(), dw })
 }
 

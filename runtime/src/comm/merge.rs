@@ -8,12 +8,20 @@ use std::sync::Arc;
 
 /// What a rank does with its block once it is merged.
 pub(crate) struct Finish<'a> {
-    pub(crate) job: FinishJob<'a>,
-    /// N, the rows of dX, if it is wanted.
+    /// What makes each part of dX; the results are those of the first.
+    pub(crate) parts: Vec<FinishJob<'a>>,
+    /// N, the rows of each part, if dX is wanted.
     pub(crate) dx_rows: Option<usize>,
 }
 
-/// Merged blocks in the order of tokens, and dX `[N, H]` if the rows were finished.
+impl Finish<'_> {
+    /// Elements of a part of dX.
+    fn part(&self) -> Option<usize> {
+        Some(self.dx_rows? * self.parts.first()?.hidden)
+    }
+}
+
+/// Merged blocks in the order of tokens, and the parts of dX `[parts][N, H]` if the rows were finished.
 pub(crate) type Merged<D> = Outcome<Block<D>, Vec<f32>>;
 
 /// The reduction of one barrier.
@@ -38,7 +46,7 @@ impl<D: Device> Combine for MergeRows<'_, D> {
     type Output = Vec<f32>;
 
     fn output(&self) -> Option<Vec<f32>> {
-        self.finish.and_then(|f| Some(vec![0.0; f.dx_rows? * f.job.hidden]))
+        self.finish.and_then(|f| Some(vec![0.0; f.part()? * f.parts.len()]))
     }
 
     fn address(dx: &mut Vec<f32>) -> *mut u8 {
@@ -60,7 +68,16 @@ impl<D: Device> Combine for MergeRows<'_, D> {
             device.merge(kernels, &mut rows, other, tokens.start)?;
         }
         let dx = dx.map(|dx| SharedPointer(dx.get().cast::<f32>()));
-        let finished = finish.map(|f| device.finish(kernels, &mut rows, tokens.clone(), &f.job, &owners, dx));
-        Ok(Block { tokens, rows, results: finished.transpose()? })
+        let mut results = None;
+        for (part, job) in finish.iter().flat_map(|finish| finish.parts.iter().enumerate()) {
+            let size = finish.and_then(Finish::part).unwrap_or(0);
+            let dx = dx.map(|dx| SharedPointer(dx.get().wrapping_add(part * size)));
+            let of_part = device.finish(kernels, &rows, tokens.clone(), job, &owners, dx)?;
+            results.get_or_insert(of_part);
+        }
+        if finish.is_some() {
+            D::finished(&mut rows);
+        }
+        Ok(Block { tokens, rows, results })
     }
 }

@@ -2,12 +2,12 @@
 
 use super::Cpu;
 use super::family::Family;
-use super::rows::{Finished, ShardRows, TargetRows};
+use super::rows::{Outputs, ShardRows, TargetRows};
 use super::s_pass::Saved;
 use super::t_pass;
 use super::working_set::working_set;
 use crate::buffer::SharedPointer;
-use crate::passes::{Block, Demand, Extent, FinishJob, Passes, SPass, TPass};
+use crate::passes::{Block, Demand, Extent, FinishJob, Finished, Numerators, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
 use vocabfuse_codegen::program::NO_REFERENCE;
@@ -20,18 +20,16 @@ pub struct Factors {
     outputs: Vec<(&'static str, Vec<f32>)>,
 }
 
-fn padded(kernels: &Family, blocks: &[&Block<Cpu>]) -> usize {
+fn padded(kernels: &Family, blocks: &[Finished<'_, Cpu>]) -> usize {
     blocks.last().map_or(0, |b| b.tokens.end).next_multiple_of(kernels.geometry.panel)
 }
 
-fn gather(kernels: &Family, blocks: &[&Block<Cpu>], name: &str) -> Result<Vec<f32>> {
+fn gather(kernels: &Family, blocks: &[Finished<'_, Cpu>], name: &str) -> Result<Vec<f32>> {
     let position = kernels.output(name)?;
     let mut all = vec![0.0; padded(kernels, blocks)];
     for block in blocks {
-        if let Some(finished) = &block.results {
-            let tokens = block.tokens.clone();
-            all[tokens.clone()].copy_from_slice(&finished.outputs[position].as_ref()[..tokens.len()]);
-        }
+        let tokens = block.tokens.clone();
+        all[tokens.clone()].copy_from_slice(&block.results.outputs[position].as_ref()[..tokens.len()]);
     }
     Ok(all)
 }
@@ -39,10 +37,11 @@ fn gather(kernels: &Family, blocks: &[&Block<Cpu>], name: &str) -> Result<Vec<f3
 impl Passes for Cpu {
     type Kernels = Family;
     type Inputs = ();
+    type Kept = ();
     type Rows = ShardRows;
     type Targets = TargetRows;
     type Saved = Saved;
-    type Results = Finished;
+    type Results = Outputs;
     type Ticket = Factors;
 
     fn place(&self) -> String {
@@ -85,6 +84,8 @@ impl Passes for Cpu {
     fn load(&self, _: &Family, _: &SPass<'_>) -> Result<()> {
         Ok(())
     }
+
+    fn keep((): ()) {}
 
     fn s_pass(
         &self,
@@ -183,27 +184,28 @@ impl Passes for Cpu {
     fn finish(
         &self,
         kernels: &Family,
-        rows: &mut ShardRows,
+        rows: &ShardRows,
         range: Range<usize>,
         job: &FinishJob<'_>,
         owners: &[TargetRows],
         dx: Option<SharedPointer<f32>>,
-    ) -> Result<Finished> {
-        let finished = self.finish_rows(kernels, rows, range, job, owners, dx)?;
-        // dX is written: A is not needed any more.
+    ) -> Result<Outputs> {
+        self.finish_rows(kernels, rows, range, job, owners, dx)
+    }
+
+    fn finished(rows: &mut ShardRows) {
         (rows.a, rows.operand) = (None, None);
-        Ok(finished)
     }
 
     fn gives(kernels: &Family, output: &str) -> bool {
         kernels.output(output).is_ok()
     }
 
-    fn output(&self, kernels: &Family, blocks: &[&Block<Cpu>], name: &str) -> Result<Vec<f32>> {
+    fn output(&self, kernels: &Family, blocks: &[Finished<'_, Cpu>], name: &str) -> Result<Vec<f32>> {
         gather(kernels, blocks, name)
     }
 
-    fn ticket(&self, kernels: &Family, blocks: &[&Block<Cpu>]) -> Result<Factors> {
+    fn ticket(&self, kernels: &Family, blocks: &[Finished<'_, Cpu>]) -> Result<Factors> {
         // What lies between the last token and the end of its panel must weigh nothing: it has the logits of the last token,
         // and this reference is above them all.
         let mut reference = vec![-NO_REFERENCE; padded(kernels, blocks)];
@@ -227,7 +229,7 @@ impl Passes for Cpu {
             reference: &ticket.reference,
             outputs: &ticket.outputs,
             upstream,
-            saved: saved.as_ref(),
+            saved: saved.as_ref().map(Numerators::get),
             filter: pass.filter,
         };
         self.add_gradients(kernels, &pass, sums)

@@ -184,7 +184,7 @@ impl ShardRows {
 const ALONE: usize = 4096;
 
 /// Results per token in the order of the finish program's outputs, padded to whole panels.
-pub struct Finished {
+pub struct Outputs {
     pub(crate) outputs: Vec<Buffer<f32>>,
 }
 
@@ -201,7 +201,7 @@ impl Cpu {
         job: &FinishJob<'_>,
         owners: &[TargetRows],
         dx: Option<SharedPointer<f32>>,
-    ) -> Result<Finished> {
+    ) -> Result<Outputs> {
         let kernel = family.finish_kernel;
         let padded = range.len().next_multiple_of(family.geometry.panel);
         let mut outputs: Vec<Buffer<f32>> = kernel.bindings.outputs.iter().map(|_| Buffer::zeroed(padded)).collect();
@@ -212,7 +212,7 @@ impl Cpu {
             if let Some(position) = statistics.iter().position(|n| *n == name) {
                 return Some(merged.state[position + 1].as_ref().as_ptr());
             }
-            let (_, values) = job.tokens.iter().find(|(known, _)| *known == name)?;
+            let (_, values) = job.values.iter().find(|(known, _)| *known == name)?;
             Some(values[range.start..].as_ptr())
         };
         let inputs = ProgramInputs {
@@ -260,6 +260,6 @@ impl Cpu {
         } else {
             self.install(|| (0..panels).into_par_iter().for_each(finish))?;
         }
-        Ok(Finished { outputs })
+        Ok(Outputs { outputs })
     }
 }

@@ -140,7 +140,7 @@ impl Cpu {
         });
         let run = family.weight_grad_saved.filter(|_| !recompute).unwrap_or(family.weight_grad_recompute);
 
-        let classes = pass.w.rows();
+        let classes = pass.inputs.classes;
         (0..classes.div_ceil(rows)).into_par_iter().for_each(|index| {
             let first_column = index * rows;
             // No task crosses a chunk, since saved values are laid out by chunk: both are powers of two.

@@ -99,10 +99,10 @@ pub(super) fn launch(kernels: &Kernels, rows: &Rows, with: &Finish<'_>) -> Resul
     Ok(Results { outputs })
 }
 
-/// Results of merged rows, the tokens `range` of the whole; dX of these tokens is written if `dx` is given. Drops A.
+/// Results of merged rows, the tokens `range` of the whole; dX of these tokens is written if `dx` is given.
 pub(super) fn finish(
     kernels: &Kernels,
-    rows: &mut Rows,
+    rows: &Rows,
     range: Range<usize>,
     job: &FinishJob<'_>,
     owners: &[Targets],
@@ -111,7 +111,7 @@ pub(super) fn finish(
     let (driver, tokens, width) = (kernels.driver(), range.len(), rows.width);
     let target = owned(kernels, &range, owners, width * kernels.dtype.size())?;
     let upload = |(name, values): &(&'static str, Vec<f32>)| Ok((*name, Buffer::with(driver, &values[range.clone()])?));
-    let uploaded: Vec<(&'static str, Buffer)> = job.tokens.iter().map(upload).collect::<Result<_>>()?;
+    let uploaded: Vec<(&'static str, Buffer)> = job.values.iter().map(upload).collect::<Result<_>>()?;
     let per_token: Vec<_> = uploaded.iter().map(|(name, values)| (*name, values.from(0))).collect();
     let index = Buffer::with(driver, &target.index)?;
     let wanted = dx.is_some() && rows.a.is_some();
@@ -124,7 +124,6 @@ pub(super) fn finish(
         dx: pointer(gradient.as_ref()),
     };
     let results = launch(kernels, rows, &with)?;
-    (rows.a, rows.operand) = (None, None);
     if let (Some(dx), Some(gradient)) = (dx, &gradient) {
         gradient.each_row(tokens, width, |token, values| {
             let row = job.rows[range.start + token] as usize;

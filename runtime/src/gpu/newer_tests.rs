@@ -4,7 +4,9 @@ use super::compile::tests::nvrtc;
 use super::driver::{Argument, Driver, Graph, Handle, Operation, Shape};
 use super::meter::Meter;
 use super::{Gpu, Ptx};
-use crate::{Batch, CrossEntropy, Gradients, Local, Matrix, OutputLayer, Policy, Result, Shard, ShardLayout, Upstream};
+use crate::{
+    Batch, CrossEntropy, Gradients, Local, Matrix, Operands, OutputLayer, Policy, Result, Shard, ShardLayout, Upstream,
+};
 use half::bf16;
 use std::sync::{Arc, Mutex};
 use vocabfuse_codegen::compile::capability::Capability;
@@ -85,9 +87,11 @@ fn a_gpu_newer_than_all_takes_ptx_of_the_newest_and_computes_the_same() {
         let weight = Matrix::new(&w, vocab, hidden)?;
         let batch = Batch::new(Matrix::new(&x, tokens, hidden)?, &targets);
         let comm = &Local::group(1)[0];
-        let done = layer.s_pass(comm, batch, Shard { weight, bias: None })?.start_combine().wait()?;
+        let shard = Shard { weight, bias: None };
+        let done = layer.s_pass(comm, batch, shard)?.start_combine().wait()?;
         let mut dw = vec![0.0; vocab * hidden];
-        layer.t_pass(done.weight_grad, Gradients { dw: (&mut dw).into(), dbias: None }, Upstream::One)?;
+        let out = Gradients { dw: (&mut dw).into(), dbias: None };
+        layer.t_pass(done.weight_grad, Operands::new(batch.x, shard), out, Upstream::One)?;
         Ok((done.loss, done.dx.to_vec(), dw))
     };
     let on_newer = run(&Gpu::new(Arc::clone(&newer) as _).unwrap().with_cache(folder.path())).unwrap();

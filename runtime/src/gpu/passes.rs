@@ -9,15 +9,17 @@ use super::s_pass::{self, Inputs, Saved, Walk};
 use super::t_pass::{self, Ticket};
 use crate::buffer::SharedPointer;
 use crate::check::fingerprint;
-use crate::passes::{Block, Demand, Extent, FinishJob, Passes, SPass, TPass};
+use crate::passes::{Block, Demand, Extent, FinishJob, Finished, Passes, SPass, TPass};
 use crate::{Dtype, Result};
 use std::ops::Range;
+use std::sync::Arc;
 use vocabfuse_codegen::KernelKind;
 use vocabfuse_codegen::program::ROW_FORMAT;
 
 impl Passes for Gpu {
     type Kernels = Kernels;
     type Inputs = Inputs;
+    type Kept = Option<Arc<Buffer>>;
     type Rows = Rows;
     type Targets = Targets;
     type Saved = Saved;
@@ -68,6 +70,11 @@ impl Passes for Gpu {
 
     fn load(&self, kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
         s_pass::load(kernels, pass)
+    }
+
+    /// The largest logits of tiles, which pass S finds.
+    fn keep(inputs: Inputs) -> Option<Arc<Buffer>> {
+        inputs.peaks
     }
 
     fn s_pass(
@@ -141,7 +148,7 @@ impl Passes for Gpu {
     fn finish(
         &self,
         kernels: &Kernels,
-        rows: &mut Rows,
+        rows: &Rows,
         range: Range<usize>,
         job: &FinishJob<'_>,
         owners: &[Targets],
@@ -150,23 +157,25 @@ impl Passes for Gpu {
         finish::finish(kernels, rows, range, job, owners, dx)
     }
 
+    fn finished(rows: &mut Rows) {
+        (rows.a, rows.operand) = (None, None);
+    }
+
     fn gives(kernels: &Kernels, output: &str) -> bool {
         kernels.output(output).is_ok()
     }
 
-    fn output(&self, kernels: &Kernels, blocks: &[&Block<Gpu>], name: &str) -> Result<Vec<f32>> {
+    fn output(&self, kernels: &Kernels, blocks: &[Finished<'_, Gpu>], name: &str) -> Result<Vec<f32>> {
         let position = kernels.output(name)?;
         let mut values = vec![];
         for block in blocks {
-            if let Some(results) = &block.results {
-                let tokens = block.tokens.len();
-                values.extend(results.outputs.floats(position * tokens * 4, tokens)?);
-            }
+            let tokens = block.tokens.len();
+            values.extend(block.results.outputs.floats(position * tokens * 4, tokens)?);
         }
         Ok(values)
     }
 
-    fn ticket(&self, kernels: &Kernels, blocks: &[&Block<Gpu>]) -> Result<Ticket> {
+    fn ticket(&self, kernels: &Kernels, blocks: &[Finished<'_, Gpu>]) -> Result<Ticket> {
         let tokens = blocks.last().map_or(0, |b| b.tokens.end);
         let outputs = kernels.outputs().len();
         let ticket = Ticket {
@@ -176,11 +185,9 @@ impl Passes for Gpu {
         for block in blocks {
             let (first, part) = (block.tokens.start * 4, block.tokens.len() * 4);
             ticket.references.copy(first, &block.rows.state, 0, part)?;
-            if let Some(results) = &block.results {
-                for output in 0..outputs {
-                    let to = output * tokens * 4 + first;
-                    ticket.outputs.copy(to, &results.outputs, output * part, part)?;
-                }
+            for output in 0..outputs {
+                let to = output * tokens * 4 + first;
+                ticket.outputs.copy(to, &block.results.outputs, output * part, part)?;
             }
         }
         Ok(ticket)

@@ -31,7 +31,7 @@ pub struct Inputs {
     /// Shard-local targets, -1 where another shard owns them.
     pub(super) targets: Buffer,
     /// Largest logit of each token in each tile of columns, `[tiles][tokens]`, which pass S finds; only for filtering.
-    pub(super) peaks: Option<Buffer>,
+    pub(super) peaks: Option<Arc<Buffer>>,
 }
 
 impl Inputs {
@@ -67,7 +67,7 @@ pub(super) fn chunks(kernels: &Kernels, classes: usize) -> impl Iterator<Item = 
 }
 
 /// Bytes of E of one chunk.
-fn region(kernels: &Kernels, tokens: usize) -> usize {
+pub(super) fn region(kernels: &Kernels, tokens: usize) -> usize {
     tokens * kernels.chunk * kernels.dtype.size()
 }
 
@@ -131,7 +131,7 @@ pub(super) fn check_extent(tensor: &'static str, extent: usize) -> Result<()> {
 /// Copies the inputs to the device. Tokens that count are gathered there.
 pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
     let driver = kernels.driver();
-    for (tensor, rows) in [("x", pass.x.rows()), ("w", pass.w.rows()), ("x", pass.x.columns())] {
+    for (tensor, rows) in [("x", pass.x.rows()), ("w", pass.inputs.classes), ("x", pass.x.columns())] {
         check_extent(tensor, rows)?;
     }
     let width = padded_hidden(kernels.dtype, pass.x.columns());
@@ -148,16 +148,17 @@ pub(super) fn load(kernels: &Kernels, pass: &SPass<'_>) -> Result<Inputs> {
         Ok((name, values.map(|values| Buffer::with(driver, &values).map(Arc::new)).transpose()?))
     };
     let filtered = threshold(pass.filter.map(|f| f.threshold), kernels).is_some();
-    let peaks = filtered.then(|| Buffer::new(driver, kernels.column_tiles(pass.w.rows()) * tokens * 4));
+    let classes = pass.inputs.classes;
+    let peaks = filtered.then(|| Buffer::new(driver, kernels.column_tiles(classes) * tokens * 4));
     Ok(Inputs {
         tokens,
-        classes: pass.w.rows(),
+        classes,
         x,
         w: Arc::new(Buffer::matrix(driver, pass.w, width)?),
         width,
         columns: COLUMNS.into_iter().map(column).collect::<Result<_>>()?,
         targets: Buffer::with(driver, &pass.targets[..tokens])?,
-        peaks: peaks.transpose()?,
+        peaks: peaks.transpose()?.map(Arc::new),
     })
 }
 

@@ -8,7 +8,7 @@ use super::finish::{self, Finish, Results};
 use super::kernels::Kernels;
 use super::record::Recorder;
 use super::s_pass::{self, Inputs, Saved, padded_hidden};
-use super::t_pass::{self, Gradients, Ticket};
+use super::t_pass::{self, Gradients, Reads, Ticket};
 use super::tensor::DeviceTensor;
 use crate::passes::{Extent, LayerInputs};
 use crate::{CrossEntropy, Element, Error, Policy, Reduction, Result, Save};
@@ -293,7 +293,7 @@ fn record<T: Element + bytemuck::Pod>(
     let columns =
         vec![("bias", shared(tensors.bias.as_ref())), ("class_weight", shared(constants.class_weight.as_ref()))];
     let w = Arc::clone(&tensors.w.buffer);
-    let inputs = Inputs { tokens, classes: vocab, x, w, width, columns, targets: local, peaks };
+    let inputs = Inputs { tokens, classes: vocab, x, w, width, columns, targets: local, peaks: peaks.map(Arc::new) };
     let saves = kernels.loss().can_save()
         && !policy.frozen_weight
         && policy.saves(s_pass::saved_bytes(kernels, Extent { tokens, hidden, classes: vocab }));
@@ -324,7 +324,7 @@ fn record<T: Element + bytemuck::Pod>(
         layer,
         ticket: &ticket,
         upstream: &constants.later.buffer,
-        saved: saved.as_ref(),
+        saved: saved.as_ref().map(|saved| (saved, Reads::Once)),
         dw: &tensors.dw.buffer,
         dbias: tensors.dbias.as_ref().map(|dbias| &*dbias.buffer),
         add,

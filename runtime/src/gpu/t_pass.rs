@@ -6,9 +6,9 @@ use super::driver::Argument::{self, F32, I32, I64, Pointer};
 use super::kernels::Kernels;
 use super::range::{Bound, bring_into_range};
 use super::rows::pointer;
-use super::s_pass::{Inputs, Saved, chunks};
+use super::s_pass::{self, Inputs, Saved, chunks};
 use crate::Result;
-use crate::passes::{LayerInputs, TPass};
+use crate::passes::{LayerInputs, Numerators, TPass};
 use std::ops::Range;
 use vocabfuse_codegen::{Dtype, KernelKind};
 
@@ -21,6 +21,15 @@ pub struct Ticket {
     pub(super) outputs: Buffer,
 }
 
+/// How often saved numerators are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reads {
+    /// Q takes their place.
+    Once,
+    /// Q is made beside them.
+    Again,
+}
+
 /// What pass T works on, all of it on the device.
 pub(super) struct Gradients<'a> {
     /// What row programs read.
@@ -28,7 +37,8 @@ pub(super) struct Gradients<'a> {
     pub(super) ticket: &'a Ticket,
     /// Upstream gradients, f32 `[tokens]`.
     pub(super) upstream: &'a Buffer,
-    pub(super) saved: Option<&'a Saved>,
+    /// Numerators, and how often they are read.
+    pub(super) saved: Option<(&'a Saved, Reads)>,
     /// f32 `[classes, width]`.
     pub(super) dw: &'a Buffer,
     /// f32 `[classes]`.
@@ -60,15 +70,19 @@ pub(super) fn threshold(filter: Option<f32>, kernels: &Kernels) -> Option<f32> {
 
 /// Adds the gradients of one shard.
 pub(super) fn t_pass(kernels: &Kernels, work: TPass<'_, Gpu>) -> Result<()> {
-    let TPass { pass, inputs, ticket, saved, upstream, mut sums } = work;
-    let (driver, tokens, classes) = (kernels.driver(), inputs.tokens, inputs.classes);
+    let TPass { pass, kept, ticket, saved, upstream, mut sums } = work;
+    let (driver, tokens, classes) = (kernels.driver(), pass.rows.len(), pass.inputs.classes);
     if tokens == 0 || classes == 0 {
         return Ok(());
     }
+    let inputs = &Inputs { peaks: kept.clone(), ..s_pass::load(kernels, &pass)? };
     let upstream = Buffer::with(driver, &upstream[..tokens])?;
     let dw = Buffer::new(driver, classes * inputs.width * 4)?;
     let dbias = sums.dbias.as_ref().map(|_| Buffer::new(driver, classes * 4)).transpose()?;
-    let saved = saved.as_ref();
+    let saved = saved.as_ref().map(|numerators| match numerators {
+        Numerators::Once(saved) => (saved, Reads::Once),
+        Numerators::Again(saved) => (*saved, Reads::Again),
+    });
     let (layer, upstream) = (pass.inputs, &upstream);
     let to = Gradients { layer, ticket, upstream, saved, dw: &dw, dbias: dbias.as_ref(), add: false };
     let walk = Walk::new(kernels, inputs, to, threshold(pass.filter.map(|f| f.threshold), kernels))?;
@@ -102,7 +116,7 @@ impl<'a> Walk<'a> {
         let skip = room(kernels.column_tiles(classes) * kernels.token_tiles(tokens), filter.is_some())?;
         Ok(Walk {
             scale: room(8, kernels.dtype == Dtype::F16)?,
-            q: room(tokens * kernels.chunk * kernels.dtype.size(), to.saved.is_none())?,
+            q: room(s_pass::region(kernels, tokens), !matches!(to.saved, Some((_, Reads::Once))))?,
             sums: room(kernels.token_tiles(tokens) * kernels.chunk * 4, to.dbias.is_some())?,
             skip: filter.zip(skip),
             kernels,
@@ -178,8 +192,13 @@ impl<'a> Walk<'a> {
             .uniforms(|name| self.to.layer.uniform(name))?
             .rows(|name| self.row(name))?
             .columns(|name| inputs.column(name))?;
-        if let Some(saved) = self.to.saved {
-            let (values, references) = saved.chunk(kernels, tokens, index);
+        if let Some((saved, reads)) = self.to.saved {
+            let (mut values, references) = saved.chunk(kernels, tokens, index);
+            if let (Reads::Again, Some(q)) = (reads, &self.q) {
+                let bytes = s_pass::region(kernels, tokens);
+                q.copy(0, &saved.values, index * bytes, bytes)?;
+                values = q.from(0);
+            }
             let call = call.set([("values", values), ("saved_references", references)]);
             call.launch()?;
             return Ok(values);

@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::time::Instant;
 use vocabfuse::{
-    Batch, CrossEntropy, Device, Filtered, Gpu, Gradients, Local, OutputLayer, Policy, Shard, ShardLayout, Upstream,
+    Batch, CrossEntropy, Device, Filtered, Gpu, Gradients, Local, Operands, OutputLayer, Policy, Shard, ShardLayout,
+    Upstream,
 };
 
 /// What is measured.
@@ -96,12 +97,14 @@ fn round<D: Device>(setting: &Setting<'_, D>, layer: &OutputLayer<D>, comm: &Loc
     let batch = Batch::new(data.x.matrix(data.tokens, data.hidden)?, &data.targets);
     let shard = Shard { weight: data.w.matrix(data.vocab, data.hidden)?, bias: None };
 
+    let operands = Operands::new(batch.x, shard);
     let (partial, s) = timed(gpu, || layer.s_pass(comm, batch, shard))?;
     let kernels = partial.kernels();
     let (done, c1) = timed(gpu, || partial.start_combine().wait())?;
     let saved = done.weight_grad.saved_bytes() > 0;
-    let (filtered, t) =
-        timed(gpu, || layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One))?;
+    let (filtered, t) = timed(gpu, || {
+        layer.t_pass(done.weight_grad, operands, Gradients { dw: dw.into(), dbias: None }, Upstream::One)
+    })?;
     let passes = [s, c1, t];
     Ok(Round {
         times: passes.map(|time| time.device.unwrap_or(time.host)),

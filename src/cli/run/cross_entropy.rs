@@ -14,8 +14,8 @@ use vocabfuse::problem::{Outputs, Problem};
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse::tensors::{self, Inputs};
 use vocabfuse::{
-    Batch, CrossEntropy, Device, Dtype, Filtered, Gradients, Local, OutputLayer, Policy, Reduction, Shard, Upstream,
-    operators, plain, reference,
+    Batch, CrossEntropy, Device, Dtype, Filtered, Gradients, Local, Operands, OutputLayer, Policy, Reduction, Shard,
+    Upstream, operators, plain, reference,
 };
 
 #[derive(Debug, clap::Args)]
@@ -163,11 +163,13 @@ impl Operator for Loss {
         let mut meter = Meter::start();
         let comms = Local::group(layout.ranks());
         let members = layers.iter().zip(&comms).collect();
-        let partials = each(members, |rank, (layer, comm): (&OutputLayer<D>, &Local)| {
+        let shard = |rank| {
             let rows = layout.range(rank);
             let bias = inputs.bias.as_ref().map(|b| &b[rows.clone()]);
-            layer.s_pass(comm, batch, Shard { weight: w.row_range(rows)?, bias })
-        })?;
+            Ok::<_, vocabfuse::Error>(Shard { weight: w.row_range(rows)?, bias })
+        };
+        let partials =
+            each(members, |rank, (layer, comm): (&OutputLayer<D>, &Local)| layer.s_pass(comm, batch, shard(rank)?))?;
         let kernels = partials.iter().flat_map(|p| p.kernels()).collect();
         meter.pass("s", "pass S");
 
@@ -192,7 +194,8 @@ impl Operator for Loss {
         let tickets = tickets.into_iter().filter(|_| !frozen_weight);
         let work = tickets.zip(dws).zip(dbiases).collect();
         let of_ranks = each(work, |rank, ((ticket, dw), dbias)| {
-            layers[rank].t_pass(ticket, Gradients { dw: dw.into(), dbias }, Upstream::One)
+            let operands = Operands::new(x, shard(rank)?);
+            layers[rank].t_pass(ticket, operands, Gradients { dw: dw.into(), dbias }, Upstream::One)
         })?;
         of_ranks.into_iter().for_each(|of_rank| filtered[1] += of_rank);
         meter.pass("t", "pass T");

@@ -6,8 +6,8 @@ use crate::common::{Case, Tensors, devices};
 use half::bf16;
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse_runtime::{
-    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Element, Error, Gradients, Local, Matrix, OutputLayer, Policy, Save,
-    Shard, ShardLayout, Upstream,
+    Algorithm, Batch, Cpu, CrossEntropy, Dtype, Element, Error, Gradients, Local, Matrix, Operands, OutputLayer,
+    Policy, Save, Shard, ShardLayout, Upstream,
 };
 
 /// Inputs in their dtype, and memory for dW.
@@ -28,7 +28,12 @@ fn run<T: Element>(cpu: &Cpu, case: &Case, targets: &[i64], data: &mut Data<T>) 
         let shard = Shard { weight: w.row_range(layout.range(rank))?, bias: None };
         let done = layer.s_pass(&comm, Batch::new(x, targets), shard)?.start_combine().wait()?;
         if !case.policy.frozen_weight {
-            layer.t_pass(done.weight_grad, Gradients { dw: dw.into(), dbias: None }, Upstream::One)?;
+            layer.t_pass(
+                done.weight_grad,
+                Operands::new(x, shard),
+                Gradients { dw: dw.into(), dbias: None },
+                Upstream::One,
+            )?;
         }
         Ok(())
     })
