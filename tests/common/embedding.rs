@@ -118,7 +118,7 @@ pub fn run<D: Device>(device: &D, case: &Case, tensors: &Tensors) -> Result<Run,
         let lookup = layer.lookup(&comm, ids, w.row_range(layout.range(rank))?)?;
         let embedded = lookup.start_select().wait()?;
         if !case.frozen {
-            layer.backward(embedded.table_grad, dy, dw)?;
+            layer.backward(&embedded.table_grad, dy, dw)?;
         }
         Ok::<_, Error>((embedded.x.to_f32(), comm.counters()))
     })?;

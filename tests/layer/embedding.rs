@@ -214,7 +214,7 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
         assert_eq!(comm.counters().barriers, 2);
         let dx = Matrix::new(&done.dx, n, h)?;
         if embedding_first {
-            input.backward(embedded.table_grad, dx, dw)?;
+            input.backward(&embedded.table_grad, dx, dw)?;
             output.t_pass(done.weight_grad, operands, Gradients { dw: dw.into(), dbias: None }, Upstream::One)?;
         } else {
             output.t_pass(
@@ -223,7 +223,7 @@ fn tied<D: Device>(device: &D, dtype: Dtype, embedding_first: bool) -> f64 {
                 Gradients { dw: (&mut *dw).into(), dbias: None },
                 Upstream::One,
             )?;
-            input.backward(embedded.table_grad, dx, dw)?;
+            input.backward(&embedded.table_grad, dx, dw)?;
         }
         Ok::<_, Error>(())
     })
@@ -325,7 +325,7 @@ fn wrong_shapes_name_the_tensor() {
         let done = layer.lookup(&comm, &[1, 8], full).unwrap().start_select().wait().unwrap();
         assert_eq!(done.x.to_f32().len(), 12);
         assert!(done.x.elements::<bf16>().is_none());
-        layer.backward(done.table_grad, dy, &mut vec![0.0; dw]).unwrap_err().to_string()
+        layer.backward(&done.table_grad, dy, &mut vec![0.0; dw]).unwrap_err().to_string()
     };
     let rows = |rows| Matrix::new(&w[..rows * 6], rows, 6).unwrap();
     assert_eq!(backward(rows(3), 54), "tensor dy: expected 2 x 6, as x has, got 3 x 6");
@@ -366,7 +366,7 @@ fn offsets_have_64_bits() {
         let layer = InputLayer::new(device, layout, 0, None).unwrap();
         let ids = [last, 5, last];
         let done = layer.lookup(comm, &ids, w).unwrap().start_select().wait().unwrap();
-        layer.backward(done.table_grad, Matrix::new(dy, 3, 8).unwrap(), dw).unwrap();
+        layer.backward(&done.table_grad, Matrix::new(dy, 3, 8).unwrap(), dw).unwrap();
         done.x.to_f32()
     }
     let w = Matrix::new(&w, rows, h).unwrap();

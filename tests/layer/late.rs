@@ -5,8 +5,9 @@ use half::bf16;
 use vocabfuse::problem::Outputs;
 use vocabfuse::ranks::{each, split_rows};
 use vocabfuse_runtime::{
-    Algorithm, Batch, Cpu, CrossEntropy, Device, Dtype, Error, Gpu, Gradients, InputGrad, Later, Local, Matrix,
-    Operands, OutputLayer, Policy, Reduction, Save, Shard, ShardLayout, Upstream, Upstreams, WeightGrad,
+    Algorithm, Batch, Cpu, CrossEntropy, Device, Distribution, DistributionGradients, Dtype, Error, Gpu, Gradients,
+    Ids, InputGrad, Later, Local, Matrix, Operands, Operators, OutputLayer, Policy, Reduction, Save, Shard,
+    ShardLayout, Upstream, Upstreams, ValueGradients, WeightGrad,
 };
 
 /// A case with upstream gradients of loss and lse.
@@ -245,5 +246,47 @@ fn what_does_not_count_has_no_gradient_whatever_its_upstream_is() {
     dx.write(Upstream::Rows(&upstream), vocabfuse_runtime::GradientMut::from(&mut out).overwriting()).unwrap();
     for (row, ignored) in out.chunks(8).zip(&ignored) {
         assert_eq!(row.iter().all(|v| *v == 0.0), *ignored, "{row:?}");
+    }
+}
+
+#[test]
+fn tickets_of_operators_outlive_their_distributions() {
+    fn lives<T: Send + Sync + 'static>() {}
+    lives::<vocabfuse_runtime::Ticket<Cpu>>();
+    let (tokens, hidden, vocab) = (5, 8, 30);
+    let tensors = Tensors::random(&Case::new(tokens, hidden, vocab));
+    let layout = ShardLayout::even(vocab, 1).unwrap();
+    let layer = Operators::new(&Cpu::new(Some(1)).unwrap(), &layout, 0).unwrap();
+    let comm = Local::group(1).remove(0);
+    let ticket = {
+        let (x, w, ids) = (tensors.x.clone(), tensors.w.clone(), tensors.targets.clone());
+        let of =
+            Distribution::linear(Matrix::new(&x, tokens, hidden).unwrap(), Matrix::new(&w, vocab, hidden).unwrap());
+        let ids = Ids { ids: &ids, per_token: 1, ignore_index: Some(-100) };
+        layer.logprobs(&comm, of, ids).unwrap().start_combine().wait().unwrap().ticket
+    };
+    let of = |rows: usize, scale: f32| {
+        let x = Matrix::new(&tensors.x[..rows * hidden], rows, hidden).unwrap();
+        let w = Matrix::new(&tensors.w, vocab, hidden).unwrap();
+        Distribution { logit_scale: scale, ..Distribution::linear(x, w) }
+    };
+    let upstream = [0.5, -1.0, 2.0, 0.0, 1.0];
+    let backward = |factor: f32, of: Distribution<'_>| {
+        let upstream = upstream.map(|u| u * factor);
+        let mut dw = vec![0.0; vocab * hidden];
+        let wanted = DistributionGradients { dx: true, dw: Some(&mut dw), ..Default::default() };
+        let upstream = ValueGradients { logprobs: Some(&upstream), ..Default::default() };
+        let own = layer.backward(&comm, &ticket, &[of], upstream, vec![wanted])?;
+        let dx = own.start_combine().wait()?.remove(0).unwrap();
+        Ok::<_, Error>((dx, dw))
+    };
+    let (dx, dw) = backward(1.0, of(tokens, 1.0)).unwrap();
+    let again = std::thread::scope(|scope| scope.spawn(|| backward(1.0, of(tokens, 1.0)).unwrap()).join().unwrap());
+    assert!(same(&dx, &again.0) && same(&dw, &again.1));
+    let (double, _) = backward(2.0, of(tokens, 1.0)).unwrap();
+    assert!(double.iter().zip(&dx).all(|(double, one)| *double == 2.0 * one));
+    for other in [of(4, 1.0), of(tokens, 2.0)] {
+        let error = backward(1.0, other).unwrap_err().to_string();
+        assert!(error.contains("tensor x") || error.contains("option distributions"), "{error}");
     }
 }

@@ -207,7 +207,7 @@ fn entropies(comm: &Local, missing: [usize; 2]) -> Result<Entropies, Error> {
     let mut dw = vec![0.0; range.len() * HIDDEN - dw];
     let wanted = DistributionGradients { dx: true, dw: Some(&mut dw), ..Default::default() };
     let upstream = ValueGradients { entropy: Some(&[1.0; TOKENS]), ..Default::default() };
-    let dx = layer.backward(comm, done.ticket, upstream, vec![wanted])?.start_combine().wait()?;
+    let dx = layer.backward(comm, &done.ticket, &[of], upstream, vec![wanted])?.start_combine().wait()?;
     Ok((done.values.entropy, dx))
 }
 

@@ -5,7 +5,7 @@ use super::select::Select;
 use crate::check::{self, expect, fingerprint, shape};
 use crate::comm::{Local, Pending, Turn};
 use crate::matrix::OwnedMatrix;
-use crate::{Cpu, Device, Error, Matrix, Result, ShardLayout};
+use crate::{Cpu, Device, Dtype, Error, Matrix, Result, ShardLayout};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// assert_eq!(embedded.x.to_f32(), [2.0, 2.1, 0.0, 0.1, 2.0, 2.1]);
 ///
 /// let (dx, mut dw) = ([1.0_f32; 6], [0.0; 6]);
-/// layer.backward(embedded.table_grad, Matrix::new(&dx, 3, 2)?, &mut dw)?;
+/// layer.backward(&embedded.table_grad, Matrix::new(&dx, 3, 2)?, &mut dw)?;
 /// assert_eq!(dw, [1.0, 1.0, 0.0, 0.0, 2.0, 2.0]);
 /// # Ok(())
 /// # }
@@ -40,40 +40,42 @@ pub struct InputLayer<D: Device = Cpu> {
     padding: Option<i64>,
 }
 
-/// Everything about a microbatch that outlives the lookup.
-struct Job<'a, D: Device> {
+/// Everything about a microbatch that outlives the lookup. Nothing of it points at memory of the caller.
+struct Job<D: Device> {
     layer: InputLayer<D>,
-    ids: &'a [i64],
-    table: Matrix<'a>,
+    ids: Arc<[i64]>,
+    /// Of the table.
+    dtype: Dtype,
+    hidden: usize,
 }
 
 /// After the lookup: the rows that this rank owns.
-pub struct Lookup<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
+pub struct Lookup<D: Device = Cpu> {
+    job: Job<D>,
     rows: D::Gathered,
     kernel: &'static str,
     turn: Turn,
 }
 
 /// While the collective runs.
-pub struct Selecting<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
+pub struct Selecting<D: Device = Cpu> {
+    job: Job<D>,
     pending: Pending,
 }
 
 /// After the collective.
 #[derive(Debug)]
-pub struct Embedded<'a> {
+pub struct Embedded {
     /// X `[N, H]` in the dtype of the table, shared by the ranks of a process.
     pub x: Arc<OwnedMatrix>,
     /// The ticket for [`InputLayer::backward`]. A frozen table needs no backward: drop it.
-    pub table_grad: TableGrad<'a>,
+    pub table_grad: TableGrad,
 }
 
-/// The right to add the gradient of the table once.
-#[derive(Debug)]
-pub struct TableGrad<'a> {
-    ids: &'a [i64],
+/// What [`InputLayer::backward`] needs besides the gradient of X: the ids. It holds no memory of the caller.
+#[derive(Clone, Debug)]
+pub struct TableGrad {
+    ids: Arc<[i64]>,
     hidden: usize,
 }
 
@@ -103,13 +105,14 @@ impl<D: Device> InputLayer<D> {
     /// [`Error::Id`], [`Error::Shape`] naming the tensor; [`Error::Kernel`] if the registry lacks the kernel;
     /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size. An error on one rank is that of the
     /// collective on all others.
-    pub fn lookup<'a>(&self, comm: &Local, ids: &'a [i64], table: Matrix<'a>) -> Result<Lookup<'a, D>> {
+    pub fn lookup(&self, comm: &Local, ids: &[i64], table: Matrix<'_>) -> Result<Lookup<D>> {
         let gather = || {
             check::member(&self.layout, self.rank, comm)?;
             self.gather(ids, table)
         };
         let (turn, (rows, kernel)) = comm.turn().after(gather)?;
-        Ok(Lookup { job: Job { layer: self.clone(), ids, table }, rows, kernel, turn })
+        let job = Job { layer: self.clone(), ids: ids.into(), dtype: table.dtype(), hidden: table.columns() };
+        Ok(Lookup { job, rows, kernel, turn })
     }
 
     /// The rows of this rank, and the kernel that gathered them.
@@ -138,14 +141,14 @@ impl<D: Device> InputLayer<D> {
     ///
     /// # Errors
     /// [`Error::Shape`] naming the tensor; [`Error::Kernel`] if the registry lacks the kernel.
-    pub fn backward(&self, ticket: TableGrad<'_>, dx: Matrix<'_>, dw: &mut [f32]) -> Result<()> {
+    pub fn backward(&self, ticket: &TableGrad, dx: Matrix<'_>, dw: &mut [f32]) -> Result<()> {
         let TableGrad { ids, hidden } = ticket;
-        if (dx.rows(), dx.columns()) != (ids.len(), hidden) {
+        if (dx.rows(), dx.columns()) != (ids.len(), *hidden) {
             let found = format!("{} x {}", dx.rows(), dx.columns());
             return Err(shape("dy", format!("{} x {hidden}, as x has", ids.len()), found));
         }
         let owned = self.layout.range(self.rank);
-        expect("dw", owned.len() * hidden, dw.len())?;
+        expect("dw", owned.len() * *hidden, dw.len())?;
         let kernels = self.device.row_kernels(dx.dtype())?;
         let additions = Additions::new(ids, owned, self.padding);
         self.device.scatter_add(&kernels, dx, &additions, dw)
@@ -155,7 +158,7 @@ impl<D: Device> InputLayer<D> {
     ///
     /// # Errors
     /// [`Error::Kernel`] if the registry lacks it.
-    pub fn backward_kernel(&self, dtype: crate::Dtype) -> Result<&'static str> {
+    pub fn backward_kernel(&self, dtype: Dtype) -> Result<&'static str> {
         self.device.row_kernels(dtype).map(|kernels| D::row_kernel_names(&kernels)[1])
     }
 }
@@ -164,7 +167,7 @@ fn within(id: i64, vocab: usize) -> bool {
     usize::try_from(id).is_ok_and(|id| id < vocab)
 }
 
-impl<D: Device> Job<'_, D> {
+impl<D: Device> Job<D> {
     // Whether a rank will ask for the gradient is left out: the collective is the same for a frozen table.
     fn agreement(&self) -> String {
         let InputLayer { device, layout, padding, .. } = &self.layer;
@@ -172,24 +175,24 @@ impl<D: Device> Job<'_, D> {
             "input embedding with rows in {}, N {}, H {}, V {}, {} ranks with layout {:016x}, dtype {}, padding_idx {padding:?}, ids {:016x}",
             device.place(),
             self.ids.len(),
-            self.table.columns(),
+            self.hidden,
             layout.vocab(),
             layout.ranks(),
             fingerprint(layout),
-            self.table.dtype(),
+            self.dtype,
             fingerprint(&self.ids),
         )
     }
 }
 
-impl<'a, D: Device> Lookup<'a, D> {
+impl<D: Device> Lookup<D> {
     /// Name of the kernel that gathered the rows.
     pub fn kernel(&self) -> &'static str {
         self.kernel
     }
 
     /// Starts the one collective; does not wait.
-    pub fn start_select(self) -> Selecting<'a, D> {
+    pub fn start_select(self) -> Selecting<D> {
         let Lookup { job, rows, turn, .. } = self;
         let bytes = D::gathered_bytes(&rows);
         let pending = turn.start(&job.agreement(), rows, bytes);
@@ -197,16 +200,16 @@ impl<'a, D: Device> Lookup<'a, D> {
     }
 }
 
-impl<'a, D: Device> Selecting<'a, D> {
+impl<D: Device> Selecting<D> {
     /// Waits for all ranks.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left or dropped its part, and the
     /// error of a rank that failed.
-    pub fn wait(self) -> Result<Embedded<'a>> {
+    pub fn wait(self) -> Result<Embedded> {
         let Selecting { job, pending } = self;
-        let (dtype, hidden) = (job.table.dtype(), job.table.columns());
-        let select = Select::<D> { device: PhantomData, ids: job.ids, layout: &job.layer.layout, dtype, hidden };
+        let Job { dtype, hidden, .. } = job;
+        let select = Select::<D> { device: PhantomData, ids: &job.ids, layout: &job.layer.layout, dtype, hidden };
         let outcome = pending.wait(&select)?;
         let x = outcome.output.unwrap_or_else(|| Arc::new(OwnedMatrix::zeros(dtype, 0, hidden)));
         Ok(Embedded { x, table_grad: TableGrad { ids: job.ids, hidden } })

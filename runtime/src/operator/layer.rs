@@ -1,7 +1,7 @@
 //! Operators of one rank, in an order that the types enforce.
 
 use super::distribution::{Bits, Distribution};
-use super::operation::{Ids, KlDirection, Operation, ValueGradients};
+use super::operation::{Asked, Ids, KlDirection, Operation, ValueGradients};
 use super::passes::{DistributionGradients, GradientJob, NamedRows, RowJob};
 use super::selection::Selection;
 use super::state::{Block, MergeStatistics, RowState};
@@ -22,14 +22,12 @@ pub struct Operators<D: Device = Cpu> {
     rank: usize,
 }
 
-/// Everything about an evaluation that outlives the first phase.
-struct Job<'a, D: Device> {
+/// Everything about an evaluation that outlives the first phase. Nothing of it points at memory of the caller.
+struct Job<D: Device> {
     layer: Operators<D>,
     operator: Operator,
-    operation: Operation<'a>,
+    asked: Asked,
     kernels: D::OperatorKernels,
-    /// Classes of the shard only.
-    distributions: Vec<Distribution<'a>>,
     /// Tokens that take part.
     rows: Vec<u32>,
     selection: Selection,
@@ -37,24 +35,24 @@ struct Job<'a, D: Device> {
 }
 
 /// After the first pass over the logits: statistics of the rank's own rows.
-pub struct Statistics<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
+pub struct Statistics<D: Device = Cpu> {
+    job: Arc<Job<D>>,
     state: RowState,
     turn: Turn,
 }
 
 /// While the first collective runs.
-pub struct Evaluating<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
+pub struct Evaluating<D: Device = Cpu> {
+    job: Arc<Job<D>>,
     pending: Pending,
 }
 
 /// After the first collective.
-pub struct Evaluated<'a, D: Device = Cpu> {
+pub struct Evaluated<D: Device = Cpu> {
     /// The same on all ranks.
     pub values: Values,
     /// For [`Operators::backward`]; drop it where no gradient is wanted.
-    pub ticket: Ticket<'a, D>,
+    pub ticket: Ticket<D>,
 }
 
 /// What an operator has found out; what it does not compute is empty. A token whose logits are all -inf has no distribution:
@@ -74,30 +72,31 @@ pub struct Values {
     pub logits: Vec<f32>,
 }
 
-/// The right to differentiate an evaluation once.
-pub struct Ticket<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
+/// What differentiating an evaluation needs besides its distributions. It holds no memory of the caller, and can be used any
+/// number of times, on any thread.
+pub struct Ticket<D: Device = Cpu> {
+    job: Arc<Job<D>>,
     /// References and results.
     rows: NamedRows,
 }
 
 /// After the second pass: the rank's part of the gradients of X.
-pub struct InputGradients<'a, D: Device = Cpu> {
-    own: OwnParts<'a, D>,
+pub struct InputGradients<D: Device = Cpu> {
+    own: OwnParts<D>,
     /// None of given logits.
     turn: Option<Turn>,
 }
 
 /// A rank's parts of dX, `[tokens, H]` of each distribution, and what ranks must agree on to sum them.
-struct OwnParts<'a, D: Device> {
-    job: Job<'a, D>,
+struct OwnParts<D: Device> {
+    job: Arc<Job<D>>,
     parts: Vec<Option<Vec<f32>>>,
     agreement: String,
 }
 
 /// While the second collective runs.
-pub struct SummingInputs<'a, D: Device = Cpu> {
-    job: Job<'a, D>,
+pub struct SummingInputs<D: Device = Cpu> {
+    job: Arc<Job<D>>,
     wanted: Vec<bool>,
     pending: Option<Pending>,
 }
@@ -121,7 +120,7 @@ impl<D: Device> Operators<D> {
     /// Of this and of all other operators: [`Error::Shape`], [`Error::Dtype`] or [`Error::Id`] naming the tensor;
     /// [`Error::Option`] for an unusable option; [`Error::Kernel`] if there is no kernel; [`Error::Layout`] if `comm` is not
     /// this rank of a group of the layout's size. An error on one rank is that of the collective on all others.
-    pub fn logprobs<'a>(&self, comm: &Local, of: Distribution<'a>, ids: Ids<'a>) -> Result<Statistics<'a, D>> {
+    pub fn logprobs(&self, comm: &Local, of: Distribution<'_>, ids: Ids<'_>) -> Result<Statistics<D>> {
         self.evaluate(comm, Operation { ids: Some(ids), ..Operation::of("logprobs", vec![of]) })
     }
 
@@ -129,7 +128,7 @@ impl<D: Device> Operators<D> {
     ///
     /// # Errors
     /// See [`Operators::logprobs`].
-    pub fn entropy<'a>(&self, comm: &Local, of: Distribution<'a>) -> Result<Statistics<'a, D>> {
+    pub fn entropy(&self, comm: &Local, of: Distribution<'_>) -> Result<Statistics<D>> {
         self.evaluate(comm, Operation::of("entropy", vec![of]))
     }
 
@@ -137,12 +136,7 @@ impl<D: Device> Operators<D> {
     ///
     /// # Errors
     /// See [`Operators::logprobs`].
-    pub fn logprobs_and_entropy<'a>(
-        &self,
-        comm: &Local,
-        of: Distribution<'a>,
-        ids: Ids<'a>,
-    ) -> Result<Statistics<'a, D>> {
+    pub fn logprobs_and_entropy(&self, comm: &Local, of: Distribution<'_>, ids: Ids<'_>) -> Result<Statistics<D>> {
         self.evaluate(comm, Operation { ids: Some(ids), ..Operation::of("logprobs_entropy", vec![of]) })
     }
 
@@ -150,13 +144,13 @@ impl<D: Device> Operators<D> {
     ///
     /// # Errors
     /// See [`Operators::logprobs`].
-    pub fn kl_divergence<'a>(
+    pub fn kl_divergence(
         &self,
         comm: &Local,
-        student: Distribution<'a>,
-        teacher: Distribution<'a>,
+        student: Distribution<'_>,
+        teacher: Distribution<'_>,
         direction: KlDirection,
-    ) -> Result<Statistics<'a, D>> {
+    ) -> Result<Statistics<D>> {
         let [p, q] = match direction {
             KlDirection::Forward => [teacher, student],
             KlDirection::Reverse => [student, teacher],
@@ -169,7 +163,7 @@ impl<D: Device> Operators<D> {
     ///
     /// # Errors
     /// See [`Operators::logprobs`]; [`Error::Option`] unless `k` is 1 to V.
-    pub fn top_k<'a>(&self, comm: &Local, of: Distribution<'a>, k: usize) -> Result<Statistics<'a, D>> {
+    pub fn top_k(&self, comm: &Local, of: Distribution<'_>, k: usize) -> Result<Statistics<D>> {
         self.evaluate(comm, Operation { top: k, ..Operation::of("top_k", vec![of]) })
     }
 
@@ -178,11 +172,11 @@ impl<D: Device> Operators<D> {
     ///
     /// # Errors
     /// See [`Operators::logprobs`]; [`Error::Layout`] for an empty vocabulary.
-    pub fn sample<'a>(&self, comm: &Local, of: Distribution<'a>, seed: u64) -> Result<Statistics<'a, D>> {
+    pub fn sample(&self, comm: &Local, of: Distribution<'_>, seed: u64) -> Result<Statistics<D>> {
         self.evaluate(comm, Operation { top: 1, seed, ..Operation::of("sample", vec![of]) })
     }
 
-    fn evaluate<'a>(&self, comm: &Local, operation: Operation<'a>) -> Result<Statistics<'a, D>> {
+    fn evaluate(&self, comm: &Local, operation: Operation<'_>) -> Result<Statistics<D>> {
         let (turn, (job, state)) = comm.turn().after(|| {
             check::member(&self.layout, self.rank, comm)?;
             self.statistics(operation)
@@ -190,7 +184,7 @@ impl<D: Device> Operators<D> {
         Ok(Statistics { job, state, turn })
     }
 
-    fn statistics<'a>(&self, operation: Operation<'a>) -> Result<(Job<'a, D>, RowState)> {
+    fn statistics(&self, operation: Operation<'_>) -> Result<(Arc<Job<D>>, RowState)> {
         operation.check(&self.layout, self.rank)?;
         let known = vocabfuse_codegen::operator::all().map_err(|e| Error::Compile(e.to_string()))?;
         let operator = known.into_iter().find(|o| o.name == operation.name);
@@ -202,7 +196,7 @@ impl<D: Device> Operators<D> {
         let stride = rows.len().next_multiple_of(panel);
         let selection = Selection::new(operation.ids, &rows, self.layout.class_range(self.rank), stride);
         let distributions =
-            operation.distributions.iter().map(|d| d.classes(classes)).collect::<Result<Vec<Distribution<'a>>>>()?;
+            operation.distributions.iter().map(|d| d.classes(classes)).collect::<Result<Vec<Distribution<'_>>>>()?;
         let agreement = format!(
             "{}, rows {}, V {}, {} ranks with layout {:016x}",
             operation.agreement(),
@@ -212,35 +206,44 @@ impl<D: Device> Operators<D> {
             fingerprint(&self.layout)
         );
         let layer = self.clone();
-        let job = Job { layer, operator, operation, kernels, distributions, rows, selection, agreement };
-        let mut state = self.device.statistics(&job.kernels, &job.rows())?;
+        let asked = operation.asked();
+        let job = Arc::new(Job { layer, operator, asked, kernels, rows, selection, agreement });
+        let mut state = self.device.statistics(&job.kernels, &job.rows(&distributions))?;
         if let Some(top) = &mut state.top {
             top.globalise(first)?;
         }
         Ok((job, state))
     }
 
-    /// The second pass: adds the gradients of the rank's own rows, for any upstream gradients. `gradients` are those of the
-    /// distributions in the order in which the operator takes them; a frozen operand is left out of them.
+    /// The second pass: adds the gradients of the rank's own rows, for any upstream gradients. `distributions` are those that
+    /// were evaluated, with the same values, in memory that may be another one. `gradients` are theirs, in the same order:
+    /// that in which the operator takes them. A frozen operand is left out of them.
     ///
     /// It takes the rank's place in the second collective, without waiting, unless there is none: that is so for given logits
     /// alone, which have no X.
     ///
     /// # Errors
     /// [`Error::Shape`] for an upstream gradient or output of the wrong length; [`Error::Option`] for one that the
-    /// operator or the distribution does not have; [`Error::Layout`] if `comm` is not this rank of a group of the layout's
-    /// size. An error on one rank is that of the collective on all others.
-    pub fn backward<'a>(
+    /// operator or the distribution does not have, for other distributions, or for a ticket of other operators;
+    /// [`Error::Layout`] if `comm` is not this rank of a group of the layout's size. An error on one rank is that of the
+    /// collective on all others.
+    pub fn backward(
         &self,
         comm: &Local,
-        ticket: Ticket<'a, D>,
+        ticket: &Ticket<D>,
+        distributions: &[Distribution<'_>],
         upstream: ValueGradients<'_>,
         gradients: Vec<DistributionGradients<'_>>,
-    ) -> Result<InputGradients<'a, D>> {
-        let from_x = ticket.job.distributions.iter().any(|d| d.hidden().is_some());
+    ) -> Result<InputGradients<D>> {
+        let from_x = ticket.job.asked.hidden.iter().any(Option::is_some);
         let work = || {
             check::member(&self.layout, self.rank, comm)?;
-            ticket.differentiate(upstream, gradients)
+            let of = &ticket.job.layer;
+            if (self.rank, &self.layout, self.device.place()) != (of.rank, &of.layout, of.device.place()) {
+                let message = "expected a ticket of these operators: the same device, layout and rank".to_owned();
+                return Err(Error::Option { option: "ticket", message });
+            }
+            ticket.differentiate(distributions, upstream, gradients)
         };
         if !from_x {
             return Ok(InputGradients { own: work()?, turn: None });
@@ -250,51 +253,59 @@ impl<D: Device> Operators<D> {
     }
 }
 
-impl<'a, D: Device> Ticket<'a, D> {
+impl<D: Device> Ticket<D> {
     fn differentiate(
-        self,
+        &self,
+        distributions: &[Distribution<'_>],
         upstream: ValueGradients<'_>,
         mut gradients: Vec<DistributionGradients<'_>>,
-    ) -> Result<OwnParts<'a, D>> {
-        let Ticket { job, mut rows } = self;
-        let operation = &job.operation;
-        if gradients.len() != operation.distributions.len() || job.operator.gradients.is_empty() {
+    ) -> Result<OwnParts<D>> {
+        let (job, asked) = (&self.job, &self.job.asked);
+        let mut distributions = distributions.to_vec();
+        if asked.swapped {
+            distributions.reverse();
+        }
+        asked.check(&distributions, &job.layer.layout, job.layer.rank)?;
+        if gradients.len() != distributions.len() || job.operator.gradients.is_empty() {
             let (expected, found) = (job.operator.gradients.len(), gradients.len());
-            let message = format!("expected those of {expected} distributions of {}, got {found}", operation.name);
+            let message = format!("expected those of {expected} distributions of {}, got {found}", asked.name);
             return Err(Error::Option { option: "gradients", message });
         }
-        if operation.swapped {
+        if asked.swapped {
             gradients.reverse();
         }
-        job.check_outputs(&gradients)?;
+        job.check_outputs(&gradients, &distributions)?;
         let (weights, upstreams) = job.upstreams(&upstream)?;
+        let mut rows = self.rows.clone();
         rows.extend(upstreams);
         let seen = [upstream.logprobs, upstream.entropy, upstream.divergence].map(|u| fingerprint(&u.map(Bits)));
         let wanted: Vec<bool> = gradients.iter().map(|g| g.dx).collect();
         let agreement = format!("{}, gradients of x {wanted:?}, upstream {:016x}", job.agreement, fingerprint(&seen));
         let gradient = GradientJob { rows: &rows, weights: &weights };
-        let parts = job.layer.device.gradients(&job.kernels, &job.rows(), &gradient, &mut gradients)?;
-        Ok(OwnParts { job, parts, agreement })
+        let classes = job.layer.layout.classes(job.layer.rank);
+        let distributions = distributions.iter().map(|d| d.classes(classes)).collect::<Result<Vec<_>>>()?;
+        let parts = job.layer.device.gradients(&job.kernels, &job.rows(&distributions), &gradient, &mut gradients)?;
+        Ok(OwnParts { job: Arc::clone(job), parts, agreement })
     }
 }
 
-impl<D: Device> Job<'_, D> {
-    fn rows(&self) -> RowJob<'_> {
+impl<D: Device> Job<D> {
+    fn rows<'a>(&'a self, distributions: &'a [Distribution<'a>]) -> RowJob<'a> {
         RowJob {
             operator: &self.operator,
-            distributions: &self.distributions,
+            distributions,
             classes: self.layer.layout.classes(self.layer.rank),
             first_id: self.layer.layout.range(self.layer.rank).start,
             rows: &self.rows,
             selection: &self.selection,
-            top: self.operation.top,
-            seed: self.operation.seed,
+            top: self.asked.top,
+            seed: self.asked.seed,
         }
     }
 
-    fn check_outputs(&self, gradients: &[DistributionGradients<'_>]) -> Result<()> {
-        let (owned, tokens) = (self.layer.layout.range(self.layer.rank).len(), self.operation.tokens());
-        for ((gradient, distribution), names) in gradients.iter().zip(&self.distributions).zip(self.operation.names()) {
+    fn check_outputs(&self, gradients: &[DistributionGradients<'_>], distributions: &[Distribution<'_>]) -> Result<()> {
+        let (owned, tokens) = (self.layer.layout.range(self.layer.rank).len(), self.asked.tokens);
+        for ((gradient, distribution), names) in gradients.iter().zip(distributions).zip(self.asked.names()) {
             let given = distribution.hidden().is_none();
             let strange = if given { gradient.dx || gradient.dw.is_some() } else { gradient.dlogits.is_some() };
             if strange {
@@ -317,18 +328,18 @@ impl<D: Device> Job<'_, D> {
 
     /// Weights at the selected ids, and the upstream gradient of each result, by name.
     fn upstreams(&self, upstream: &ValueGradients<'_>) -> Result<(Buffer<f32>, NamedRows)> {
-        let (slots, tokens) = (self.selection.slots, self.operation.tokens());
+        let (slots, tokens) = (self.selection.slots, self.asked.tokens);
         let zeros = vec![0.0; tokens * slots];
         let logprobs = upstream.logprobs.unwrap_or(&zeros);
         expect("upstream of logprobs", tokens * slots, logprobs.len())?;
-        let (weights, sums) = self.selection.weights(self.operation.ids, &self.rows, logprobs);
+        let (weights, sums) = self.selection.weights(self.asked.ids(), &self.rows, logprobs);
         let mut named = vec![("logprob_upstream".to_owned(), sums)];
         let results: Vec<&str> = self.operator.results().into_iter().map(|(name, _)| name).collect();
         for (name, values) in [("entropy", upstream.entropy), ("divergence", upstream.divergence)] {
             let mut padded = vec![0.0; self.selection.stride];
             if let Some(values) = values {
                 if !results.contains(&name) {
-                    let message = format!("expected none of {name}, which {} does not compute", self.operation.name);
+                    let message = format!("expected none of {name}, which {} does not compute", self.asked.name);
                     return Err(Error::Option { option: "upstream", message });
                 }
                 expect("upstream", tokens, values.len())?;
@@ -341,7 +352,7 @@ impl<D: Device> Job<'_, D> {
 
     /// Values at the tokens that take part, zero elsewhere; `count` a token.
     fn scatter<T: Copy>(&self, values: &[T], count: usize, zero: T) -> Vec<T> {
-        let mut out = vec![zero; self.operation.tokens() * count];
+        let mut out = vec![zero; self.asked.tokens * count];
         for (values, row) in values.chunks(count).zip(&self.rows) {
             out[*row as usize * count..][..count].copy_from_slice(values);
         }
@@ -355,7 +366,7 @@ impl<D: Device> Job<'_, D> {
     }
 
     fn values(&self, blocks: &[Arc<Block>]) -> Values {
-        let slots = self.operation.slots();
+        let slots = self.asked.slots;
         let get = |name: &str, count| self.result(blocks, name).map_or(vec![], |v| self.scatter(&v, count, 0.0));
         let mut values = Values {
             logprobs: get("logprob", slots),
@@ -364,10 +375,10 @@ impl<D: Device> Job<'_, D> {
             logits: get("logit", slots),
             ids: vec![],
         };
-        if let Some(Ids { ids, ignore_index: Some(ignored), .. }) = self.operation.ids {
+        if let Some(Ids { ids, ignore_index: Some(ignored), .. }) = self.asked.ids() {
             values.logprobs.iter_mut().zip(ids).filter(|(_, id)| **id == ignored).for_each(|(value, _)| *value = 0.0);
         }
-        if self.operation.top > 0 {
+        if self.asked.top > 0 {
             let found: Vec<i64> = blocks.iter().flat_map(|b| b.ids.iter().map(|id| i64::from(*id))).collect();
             values.ids = self.scatter(&found, slots, -1);
             values.ids.iter_mut().zip(&values.logprobs).filter(|(_, v)| v.is_nan()).for_each(|(id, _)| *id = -1);
@@ -397,14 +408,14 @@ impl<D: Device> Job<'_, D> {
     }
 }
 
-impl<'a, D: Device> Statistics<'a, D> {
+impl<D: Device> Statistics<D> {
     /// Names of the kernels that both phases call.
     pub fn kernels(&self) -> Vec<&'static str> {
         D::operator_kernel_names(&self.job.kernels)
     }
 
     /// Starts the first collective; does not wait.
-    pub fn start_combine(self) -> Evaluating<'a, D> {
+    pub fn start_combine(self) -> Evaluating<D> {
         let Statistics { job, state, turn } = self;
         let bytes = state.bytes();
         let pending = turn.start(&job.agreement, state, bytes);
@@ -412,16 +423,16 @@ impl<'a, D: Device> Statistics<'a, D> {
     }
 }
 
-impl<'a, D: Device> Evaluating<'a, D> {
+impl<D: Device> Evaluating<D> {
     /// Waits for all ranks.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if a rank runs another job, [`Error::RankGone`] if one left or dropped its part, and the
     /// error of a rank that failed.
-    pub fn wait(self) -> Result<Evaluated<'a, D>> {
+    pub fn wait(self) -> Result<Evaluated<D>> {
         let Evaluating { job, pending } = self;
         let host = *D::host_rows(&job.kernels);
-        let slots = job.operation.slots();
+        let slots = job.asked.slots;
         let outcome = pending.wait(&MergeStatistics { operator: &job.operator, host: &host, slots })?;
         debug_assert_eq!(outcome.blocks.last().map(|b| b.tokens.end), Some(job.rows.len()));
         let values = job.values(&outcome.blocks);
@@ -430,10 +441,10 @@ impl<'a, D: Device> Evaluating<'a, D> {
     }
 }
 
-impl<'a, D: Device> InputGradients<'a, D> {
+impl<D: Device> InputGradients<D> {
     /// Starts the second collective, which sums the gradients of X; does not wait. Without X, on given logits alone, there
     /// is none.
-    pub fn start_combine(self) -> SummingInputs<'a, D> {
+    pub fn start_combine(self) -> SummingInputs<D> {
         let InputGradients { own: OwnParts { job, parts, agreement }, turn } = self;
         let wanted = parts.iter().map(Option::is_some).collect();
         let bytes = 4 * parts.iter().flatten().map(Vec::len).sum::<usize>();
@@ -442,7 +453,7 @@ impl<'a, D: Device> InputGradients<'a, D> {
     }
 }
 
-impl<D: Device> SummingInputs<'_, D> {
+impl<D: Device> SummingInputs<D> {
     /// Waits for all ranks: dX `[N, H]` row-major of each distribution, in the order in which the operator takes them;
     /// `None` where it is not wanted. Tokens that take no part have zeros.
     ///
@@ -452,12 +463,12 @@ impl<D: Device> SummingInputs<'_, D> {
     pub fn wait(self) -> Result<Vec<Option<Vec<f32>>>> {
         let SummingInputs { job, wanted, pending } = self;
         let Some(pending) = pending else { return Ok(wanted.iter().map(|_| None).collect()) };
-        let hidden: Vec<usize> = job.distributions.iter().map(|d| d.hidden().unwrap_or(0)).collect();
-        let sum = SumInputs { rows: &job.rows, tokens: job.operation.tokens(), hidden: &hidden, wanted: &wanted };
+        let hidden: Vec<usize> = job.asked.hidden.iter().map(|hidden| hidden.unwrap_or(0)).collect();
+        let sum = SumInputs { rows: &job.rows, tokens: job.asked.tokens, hidden: &hidden, wanted: &wanted };
         let outcome = pending.wait(&sum)?;
         let all = outcome.output.unwrap_or_default();
         let mut dx: Vec<Option<Vec<f32>>> = sum.ranges().into_iter().map(|r| r.map(|r| all[r].to_vec())).collect();
-        if job.operation.swapped {
+        if job.asked.swapped {
             dx.reverse();
         }
         Ok(dx)

@@ -51,7 +51,72 @@ pub(crate) struct Operation<'a> {
     pub(crate) swapped: bool,
 }
 
+/// What is kept of an operation, of memory of its own.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) name: &'static str,
+    /// N.
+    pub(super) tokens: usize,
+    /// Slots of a token: selected or largest ids, at least one.
+    pub(super) slots: usize,
+    pub(super) top: usize,
+    pub(super) seed: u64,
+    pub(super) swapped: bool,
+    ids: Option<(Vec<i64>, usize, Option<i64>)>,
+    /// What each distribution is, without its values.
+    distributions: Vec<String>,
+    /// H of each distribution; none of given logits.
+    pub(super) hidden: Vec<Option<usize>>,
+}
+
+impl Asked {
+    /// The selected ids.
+    pub(super) fn ids(&self) -> Option<Ids<'_>> {
+        let (ids, per_token, ignore_index) = self.ids.as_ref()?;
+        Some(Ids { ids, per_token: *per_token, ignore_index: *ignore_index })
+    }
+
+    /// What errors call the tensors of each distribution.
+    pub(super) fn names(&self) -> [&'static Names; 2] {
+        names(self.swapped)
+    }
+
+    /// Checks that distributions, in the order of the programs, are like those that were evaluated.
+    ///
+    /// # Errors
+    /// [`Error::Option`] with what differs, or what [`Distribution`]s are refused for.
+    pub(super) fn check(&self, distributions: &[Distribution<'_>], layout: &ShardLayout, rank: usize) -> Result<()> {
+        let found: Vec<String> = distributions.iter().map(Distribution::agreement).collect();
+        if found != self.distributions {
+            let [expected, found] = [&self.distributions, &found].map(|of| of.join(" and "));
+            let message = format!("expected those that were evaluated, {expected}; got {found}");
+            return Err(Error::Option { option: "distributions", message });
+        }
+        let mut named = distributions.iter().zip(self.names());
+        named.try_for_each(|(distribution, names)| distribution.check(names, layout, rank, self.tokens))
+    }
+}
+
+fn names(swapped: bool) -> [&'static Names; 2] {
+    if swapped { [&TEACHER, &PLAIN] } else { [&PLAIN, &TEACHER] }
+}
+
 impl<'a> Operation<'a> {
+    /// What is kept of it.
+    pub(super) fn asked(&self) -> Asked {
+        Asked {
+            name: self.name,
+            tokens: self.tokens(),
+            slots: self.ids.map_or(self.top, |ids| ids.per_token).max(1),
+            top: self.top,
+            seed: self.seed,
+            swapped: self.swapped,
+            ids: self.ids.map(|Ids { ids, per_token, ignore_index }| (ids.to_vec(), per_token, ignore_index)),
+            distributions: self.distributions.iter().map(Distribution::agreement).collect(),
+            hidden: self.distributions.iter().map(Distribution::hidden).collect(),
+        }
+    }
+
     pub(crate) fn of(name: &'static str, distributions: Vec<Distribution<'a>>) -> Operation<'a> {
         Operation { name, distributions, ids: None, top: 0, seed: 0, swapped: false }
     }
@@ -61,21 +126,11 @@ impl<'a> Operation<'a> {
         self.distributions[0].tokens()
     }
 
-    /// Slots of a token: selected or largest ids, at least one.
-    pub(crate) fn slots(&self) -> usize {
-        self.ids.map_or(self.top, |ids| ids.per_token).max(1)
-    }
-
-    /// What errors call the tensors of each distribution.
-    pub(super) fn names(&self) -> [&'static Names; 2] {
-        if self.swapped { [&TEACHER, &PLAIN] } else { [&PLAIN, &TEACHER] }
-    }
-
     pub(crate) fn check(&self, layout: &ShardLayout, rank: usize) -> Result<()> {
         // The student says what N is.
         let student = if self.swapped { self.distributions.last() } else { self.distributions.first() };
         let tokens = student.map_or(0, Distribution::tokens);
-        for (distribution, names) in self.distributions.iter().zip(self.names()) {
+        for (distribution, names) in self.distributions.iter().zip(names(self.swapped)) {
             distribution.check(names, layout, rank, tokens)?;
         }
         let vocab = layout.vocab();

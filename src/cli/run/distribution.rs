@@ -130,12 +130,12 @@ impl OnDistribution {
         Ok(Distribution { bias, logit_scale: self.logit_scale, softcap: self.softcap, ..bare })
     }
 
-    fn evaluate<'a, D: Device>(
-        &'a self,
+    fn evaluate<D: Device>(
+        &self,
         device: &D,
         layout: &ShardLayout,
         comm: &Local,
-    ) -> Result<(Operators<D>, Statistics<'a, D>), Error> {
+    ) -> Result<(Operators<D>, Statistics<D>), Error> {
         let rank = comm.rank();
         let layer = Operators::new(device, layout, rank)?;
         let of = self.shard(&self.inputs.of, layout, rank)?;
@@ -379,7 +379,8 @@ impl Operator for OnDistribution {
                         dlogits: (!linear).then_some(&mut own.dlogits),
                     }
                 });
-                let gradients = layer.backward(&comms[rank], done.ticket, upstream, wanted.collect())?;
+                let of = self.operands().map(|of| self.shard(of, layout, rank)).collect::<Result<Vec<_>, _>>()?;
+                let gradients = layer.backward(&comms[rank], &done.ticket, &of, upstream, wanted.collect())?;
                 dx = gradients.start_combine().wait()?;
             }
             let dlogits: Vec<Vec<f32>> = own.into_iter().map(|own| own.dlogits).collect();

@@ -83,7 +83,7 @@ impl Operator for Table {
             kernels.push(layers[0].backward_kernel(dy.dtype())?);
             let tickets = embedded.into_iter().map(|embedded| embedded.table_grad);
             let work = tickets.zip(split_rows(dw, *hidden, ranks.map(|r| layout.range(r)))).collect();
-            each(work, |rank, (ticket, dw)| layers[rank].backward(ticket, dy, dw))?;
+            each(work, |rank, (ticket, dw)| layers[rank].backward(&ticket, dy, dw))?;
             meter.pass("backward", "backward");
         }
         let costs = meter.finish(bytes, kernels, counters);

@@ -43,15 +43,16 @@ fn operators(cpu: &Cpu, tensors: &Tensors) -> Result<[Vec<f32>; 4], Error> {
     let (layout, comm) = (ShardLayout::even(VOCAB, 1)?, Local::group(1).remove(0));
     let (x, w) = (Matrix::new(&tensors.x, TOKENS, HIDDEN)?, Matrix::new(&tensors.w, VOCAB, HIDDEN)?);
     let layer = Operators::new(cpu, &layout, 0)?;
-    let done = layer.entropy(&comm, Distribution::linear(x, w))?.start_combine().wait()?;
+    let of = Distribution::linear(x, w);
+    let done = layer.entropy(&comm, of)?.start_combine().wait()?;
     let wanted = DistributionGradients { dx: true, ..Default::default() };
     let upstream = ValueGradients { entropy: Some(&[1.0; TOKENS]), ..Default::default() };
-    let gradients = layer.backward(&comm, done.ticket, upstream, vec![wanted])?.start_combine().wait()?;
+    let gradients = layer.backward(&comm, &done.ticket, &[of], upstream, vec![wanted])?.start_combine().wait()?;
     let input = InputLayer::new(cpu, &layout, 0, None)?;
     let ids: Vec<i64> = (0..TOKENS as i64).map(|i| i * 71).collect();
     let embedded = input.lookup(&comm, &ids, w)?.start_select().wait()?;
     let mut dw = vec![0.0; VOCAB * HIDDEN];
-    input.backward(embedded.table_grad, x, &mut dw)?;
+    input.backward(&embedded.table_grad, x, &mut dw)?;
     Ok([done.values.entropy, gradients.into_iter().flatten().next().unwrap_or_default(), embedded.x.to_f32(), dw])
 }
 

@@ -354,7 +354,7 @@ fn padded_rows_are_no_classes() {
         let mut dlogits = vec![f32::NAN; 3 * range.len()];
         let wanted = DistributionGradients { dlogits: Some(&mut dlogits), ..Default::default() };
         let upstream = ValueGradients { entropy: Some(&[1.0; 3]), ..Default::default() };
-        layer.backward(&comm, done.ticket, upstream, vec![wanted])?;
+        layer.backward(&comm, &done.ticket, &[of], upstream, vec![wanted])?;
         assert!(dlogits.iter().all(|d| d.abs() < 1e-6), "{dlogits:?}");
         Ok::<_, Error>(done.values.entropy)
     })

@@ -85,7 +85,7 @@ fn errors_of_the_second_phase() {
         let gradients = std::cell::RefCell::new(Some(gradients));
         failing(|layer, comm, of| {
             let done = layer.entropy(comm, of)?.start_combine().wait()?;
-            layer.backward(comm, done.ticket, upstream, gradients.take().unwrap()).map(|_| ())
+            layer.backward(comm, &done.ticket, &[of], upstream, gradients.take().unwrap()).map(|_| ())
         })
     };
     let none = ValueGradients::default;
@@ -142,8 +142,8 @@ fn frozen_operands_change_no_collective() {
         let upstream = ValueGradients { divergence: Some(&data.rows), ..Default::default() };
         let mut dw = vec![0.0; range.len() * case.hidden[0]];
         let student = DistributionGradients { dw: (rank == 1).then_some(&mut dw), ..Default::default() };
-        let gradients =
-            layer.backward(&comm, done.ticket, upstream, vec![student, DistributionGradients::default()])?;
+        let both = vec![student, DistributionGradients::default()];
+        let gradients = layer.backward(&comm, &done.ticket, &[of(0)?, of(1)?], upstream, both)?;
         let dx = gradients.start_combine().wait()?;
         assert_eq!(dx, [None, None]);
         Ok::<_, Error>((dw, comm.counters()))
