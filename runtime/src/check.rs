@@ -1,7 +1,8 @@
 //! Checks that layers share, each an error that names the tensor and what was expected.
 
 use crate::{Error, Local, Matrix, Result, ShardLayout};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use siphasher::sip::SipHasher13;
+use std::hash::{Hash, Hasher};
 
 pub(crate) fn shape(tensor: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Error {
     Error::Shape { tensor, expected: expected.into(), found: found.into() }
@@ -44,9 +45,9 @@ pub(crate) fn member(layout: &ShardLayout, rank: usize, comm: &Local) -> Result<
     Err(Error::Layout(format!("rank {found} of {size} in the group; expected rank {rank} of {ranks}")))
 }
 
-/// A number that values which differ are not expected to share.
+/// A number that values which differ are not expected to share: the same in every build, as ranks compare it.
 pub(crate) fn fingerprint(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
+    let mut hasher = SipHasher13::new();
     value.hash(&mut hasher);
     hasher.finish()
 }

@@ -7,13 +7,14 @@ use crate::loss::Averaging;
 use crate::passes::{LayerInputs, SPass};
 use crate::{Device, Dtype, Error, OutputLayer, Reduction, Result};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Values per token that finish programs read besides statistics, by name, padded with 0.
 pub(crate) type TokenValues = Vec<(&'static str, Vec<f32>)>;
 
 pub(crate) struct Job<D: Device> {
     pub(crate) layer: OutputLayer<D>,
-    pub(crate) kernels: D::Kernels,
+    pub(crate) kernels: Arc<D::Kernels>,
     /// N.
     pub(crate) tokens: usize,
     /// H.
@@ -42,7 +43,7 @@ impl<D: Device> Job<D> {
     /// `rows` are those of tokens that count; batch and shard have been checked.
     pub(crate) fn new(
         layer: OutputLayer<D>,
-        kernels: D::Kernels,
+        kernels: Arc<D::Kernels>,
         batch: &Batch<'_>,
         bias: bool,
         rows: Vec<u32>,
@@ -105,6 +106,12 @@ impl<D: Device> Job<D> {
             class_weights,
             averaging,
         }
+    }
+
+    /// For reports.
+    pub(crate) fn summary(&self) -> String {
+        let Job { tokens, hidden, dtype, layer, .. } = self;
+        format!("rank {} of N {tokens}, H {hidden}, V {}, {dtype}", layer.rank, layer.layout.vocab())
     }
 
     pub(crate) fn classes(&self) -> usize {
@@ -257,7 +264,7 @@ fn agreement<D: Device>(layer: &OutputLayer<D>, form: &str, batch: &Batch<'_>, b
         batch.x.columns(),
         layer.layout.vocab(),
         layer.layout.ranks(),
-        fingerprint(&layer.layout),
+        fingerprint(&*layer.layout),
         batch.x.dtype(),
         layer.policy.algorithm,
         match (layer.policy.frozen_input, batch.later) {

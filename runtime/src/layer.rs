@@ -4,11 +4,13 @@ use crate::algorithm::{Exchange, blocks};
 use crate::batch::{Batch, Later, Operands, Shard};
 use crate::check;
 use crate::comm::{Finish, Local, MergeRows, Merged, Pending, Turn};
+use crate::debug::shown;
 use crate::filter::{Filter, Filtered};
 use crate::input_grad::InputGrad;
 use crate::job::Job;
 use crate::loss::{RowLoss, RowPrograms};
 use crate::passes::{Extent, FinishJob};
+use crate::plans::Plans;
 use crate::ticket::{Factors, WeightGrad};
 use crate::{Cpu, CrossEntropy, Device, Error, Policy, Result, Save, ShardLayout};
 use std::sync::Arc;
@@ -17,14 +19,16 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct OutputLayer<D: Device = Cpu> {
     pub(crate) device: D,
-    pub(crate) layout: ShardLayout,
+    pub(crate) layout: Arc<ShardLayout>,
     pub(crate) rank: usize,
     pub(crate) loss: CrossEntropy,
-    pub(crate) programs: RowPrograms,
+    pub(crate) programs: Arc<RowPrograms>,
     pub(crate) policy: Policy,
+    plans: Plans<D>,
 }
 
 /// After pass S: local statistics, A and B.
+#[must_use = "dropped, it ends C1 for all ranks"]
 pub struct Partial<'a, D: Device = Cpu> {
     job: Job<D>,
     operands: Operands<'a>,
@@ -38,6 +42,7 @@ pub struct Partial<'a, D: Device = Cpu> {
 }
 
 /// While the collective runs.
+#[must_use = "dropped, it ends C1 for all ranks"]
 pub struct Merging<'a, D: Device = Cpu> {
     job: Job<D>,
     operands: Operands<'a>,
@@ -50,6 +55,7 @@ pub struct Merging<'a, D: Device = Cpu> {
 }
 
 /// After the collective: results, and the ticket for pass T.
+#[must_use = "it holds the results and the ticket for pass T"]
 pub struct Done<D: Device = Cpu> {
     /// The loss: one value, or N under reduction none. Ignored tokens have loss 0.
     pub loss: Vec<f32>,
@@ -68,6 +74,8 @@ pub struct Done<D: Device = Cpu> {
     pub weight_grad: WeightGrad<D>,
     accuracy: Option<f64>,
 }
+
+shown!(Partial<'_> of job, Merging<'_> of job, Done of weight_grad.job);
 
 impl<D: Device> OutputLayer<D> {
     /// The layer of `rank` in `layout`.
@@ -114,7 +122,8 @@ impl<D: Device> OutputLayer<D> {
         check::rank(layout, rank)?;
         loss.validate(layout.vocab())?;
         policy.validate()?;
-        Ok(OutputLayer { device: device.clone(), layout: layout.clone(), rank, loss, programs, policy })
+        let (layout, programs) = (Arc::new(layout.clone()), Arc::new(programs));
+        Ok(OutputLayer { device: device.clone(), layout, rank, loss, programs, policy, plans: Plans::default() })
     }
 
     /// Pass S: local work. It takes the rank's place in C1, without waiting; every rank of the group does so in the same
@@ -131,7 +140,9 @@ impl<D: Device> OutputLayer<D> {
             check::member(&self.layout, self.rank, comm)?;
             batch.check(self.layout.vocab())?;
             shard.check(&self.layout, self.rank, &batch.x)?;
-            let kernels = self.device.kernels(&self.programs.name, batch.x.dtype(), self.policy.chunk)?;
+            let dtype = batch.x.dtype();
+            let find = || self.device.kernels(&self.programs.name, dtype, self.policy.chunk);
+            let kernels = self.plans.get(dtype, find)?;
             if self.loss.argmax && !D::gives(&kernels, "argmax") {
                 let message = format!("expected false: loss {} gives none", self.programs.name);
                 return Err(Error::Option { option: "argmax", message });

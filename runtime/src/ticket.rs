@@ -1,11 +1,11 @@
 //! Tickets: what a microbatch leaves for pass T. They own all that they hold.
 
 use crate::batch::{Gradients, Operands, Upstream, Upstreams};
+use crate::debug::shown;
 use crate::filter::{Filter, Filtered};
 use crate::job::Job;
 use crate::passes::{FinishJob, Finished, Numerators, SPass, Sums, TPass};
 use crate::{Cpu, Device, Dtype, Error, OutputLayer, Result};
-use std::fmt;
 
 /// What pass T of a microbatch needs besides X, and W where numerators were not saved. It holds no memory of the caller, who
 /// may free or move X and W in between. Many may be outstanding, on any thread.
@@ -44,12 +44,7 @@ impl<'t, D: Device> From<&'t WeightGrad<D>> for Spent<'t, D> {
     }
 }
 
-impl<D: Device> fmt::Debug for WeightGrad<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Job { tokens, hidden, dtype, .. } = self.job;
-        write!(f, "WeightGrad(N {tokens}, H {hidden}, {dtype}, {} saved bytes)", self.saved_bytes())
-    }
-}
+shown!(WeightGrad of job);
 
 impl<D: Device> WeightGrad<D> {
     /// Bytes of saved values that the ticket holds.

@@ -4,6 +4,7 @@ use super::additions::{Additions, local};
 use super::select::Select;
 use crate::check::{self, expect, fingerprint, shape};
 use crate::comm::{Local, Pending, Turn};
+use crate::debug::shown;
 use crate::matrix::OwnedMatrix;
 use crate::{Cpu, Device, Dtype, Error, Matrix, Result, ShardLayout};
 use std::marker::PhantomData;
@@ -50,6 +51,7 @@ struct Job<D: Device> {
 }
 
 /// After the lookup: the rows that this rank owns.
+#[must_use = "dropped, it ends the collective for all ranks"]
 pub struct Lookup<D: Device = Cpu> {
     job: Job<D>,
     rows: D::Gathered,
@@ -58,6 +60,7 @@ pub struct Lookup<D: Device = Cpu> {
 }
 
 /// While the collective runs.
+#[must_use = "dropped, it ends the collective for all ranks"]
 pub struct Selecting<D: Device = Cpu> {
     job: Job<D>,
     pending: Pending,
@@ -78,6 +81,8 @@ pub struct TableGrad {
     ids: Arc<[i64]>,
     hidden: usize,
 }
+
+shown!(Lookup of job, Selecting of job);
 
 impl<D: Device> InputLayer<D> {
     /// The layer of `rank` in `layout`. The row of the id `padding` is looked up like any other, but has no gradient.
@@ -168,6 +173,11 @@ fn within(id: i64, vocab: usize) -> bool {
 }
 
 impl<D: Device> Job<D> {
+    /// For reports.
+    fn summary(&self) -> String {
+        format!("rank {} of {} ids, H {}, {}", self.layer.rank, self.ids.len(), self.hidden, self.dtype)
+    }
+
     // Whether a rank will ask for the gradient is left out: the collective is the same for a frozen table.
     fn agreement(&self) -> String {
         let InputLayer { device, layout, padding, .. } = &self.layer;

@@ -9,6 +9,7 @@ use super::sum::SumInputs;
 use crate::buffer::Buffer;
 use crate::check::{self, expect, fingerprint, shape};
 use crate::comm::{Local, Pending, Turn};
+use crate::debug::shown;
 use crate::{Cpu, Device, Error, Result, ShardLayout};
 use std::sync::Arc;
 use vocabfuse_codegen::Operator;
@@ -35,6 +36,7 @@ struct Job<D: Device> {
 }
 
 /// After the first pass over the logits: statistics of the rank's own rows.
+#[must_use = "dropped, it ends the collective for all ranks"]
 pub struct Statistics<D: Device = Cpu> {
     job: Arc<Job<D>>,
     state: RowState,
@@ -42,12 +44,14 @@ pub struct Statistics<D: Device = Cpu> {
 }
 
 /// While the first collective runs.
+#[must_use = "dropped, it ends the collective for all ranks"]
 pub struct Evaluating<D: Device = Cpu> {
     job: Arc<Job<D>>,
     pending: Pending,
 }
 
 /// After the first collective.
+#[must_use = "it holds the values"]
 pub struct Evaluated<D: Device = Cpu> {
     /// The same on all ranks.
     pub values: Values,
@@ -95,11 +99,21 @@ struct OwnParts<D: Device> {
 }
 
 /// While the second collective runs.
+#[must_use = "dropped, it ends the collective for all ranks"]
 pub struct SummingInputs<D: Device = Cpu> {
     job: Arc<Job<D>>,
     wanted: Vec<bool>,
     pending: Option<Pending>,
 }
+
+shown!(
+    Statistics of job,
+    Evaluating of job,
+    Evaluated of ticket.job,
+    Ticket of job,
+    InputGradients of own.job,
+    SummingInputs of job,
+);
 
 impl<D: Device> Operators<D> {
     /// Operators of `rank` in `layout`.
@@ -290,6 +304,11 @@ impl<D: Device> Ticket<D> {
 }
 
 impl<D: Device> Job<D> {
+    /// For reports.
+    fn summary(&self) -> String {
+        format!("rank {} of {} of {} tokens", self.layer.rank, self.asked.name, self.asked.tokens)
+    }
+
     fn rows<'a>(&'a self, distributions: &'a [Distribution<'a>]) -> RowJob<'a> {
         RowJob {
             operator: &self.operator,
