@@ -14,6 +14,7 @@ pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod fence;
 pub(crate) mod float;
+mod fused_sum;
 pub(crate) mod integer;
 pub(crate) mod load_store;
 pub(crate) mod logic;

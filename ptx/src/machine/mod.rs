@@ -16,6 +16,6 @@ pub(crate) use barriers::Arrival;
 pub(crate) use block::Context;
 pub(crate) use copies::Batch;
 pub(crate) use lanes::{Mask, WARP, lanes};
-pub use launch::{Arg, Checks, Launch, launch};
+pub use launch::{Accumulation, Arg, Checks, Launch, launch};
 pub(crate) use registers::{Lanes, Registers};
 pub(crate) use warp::Warp;

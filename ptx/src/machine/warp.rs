@@ -271,7 +271,7 @@ impl Warp {
             Op::Compare(op) => op.execute(registers, mask),
             Op::Convert(op) => op.execute(registers, mask),
             Op::Move(op) => op.execute(registers, mask),
-            Op::MatrixMultiply(op) => op.execute(registers),
+            Op::MatrixMultiply(op) => op.execute(registers, context.grid.accumulation),
             Op::Vote(op) => op.execute(registers, mask),
             Op::Shuffle(op) => op.execute(registers, mask)?,
             Op::Memory(op) => op.execute(self, context, mask)?,
