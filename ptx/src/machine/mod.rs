@@ -4,6 +4,7 @@ mod access;
 mod barriers;
 mod block;
 mod copies;
+mod divergence;
 mod grid;
 mod lanes;
 mod launch;
