@@ -1,6 +1,7 @@
 """Runs `vocabfuse run --check` on small ragged problems: every kernel on the device against the f64 reference.
 
-Needs the standard library only. Exits with 1 if a check fails, with 2 if the device cannot be used.
+Needs the standard library only. Exits with 1 if a check fails, with 2 if the device cannot be used, with 3 if it failed at
+work or the program crashed: from then on a GPU may answer nothing.
 """
 
 import argparse
@@ -17,6 +18,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 IGNORED = -100
+
+# Exit codes of vocabfuse.
+WRONG, REFUSED, FAULT = 1, 2, 3
 
 
 def problem(shape, options):
@@ -60,7 +64,13 @@ def write_problem(path, tokens, hidden, vocab, seed, operators):
             file.write(data)
 
 
-def cases(gpu):
+def has_step(binary):
+    """Whether `run` of this program replays recorded steps."""
+    ended = subprocess.run([binary, "run", "--help"], capture_output=True, text=True, timeout=60, check=False)
+    return "--step" in ended.stdout.split()
+
+
+def cases(gpu, step):
     """Problem, and options of `run`: what differs in kernels, schedules and edges."""
     ragged = (70, 136, 1000)
     ranks = ["--ranks 1", "--ranks 2", "--bounds 0,300,300,1000"]
@@ -77,6 +87,10 @@ def cases(gpu):
     for save in ["yes", "no"]:
         # The check compares with a composition in f32, which tf32 alone does not reach.
         yield ragged, f"--dtype f32 --save {save} --chunk 512" + (" --precision tf32x3" if gpu else "")
+    if gpu and step:
+        for options in ["--dtype bf16", "--dtype f16", "--dtype f32 --precision tf32x3"]:
+            for save in ["yes", "no"]:
+                yield ragged, f"{options} --save {save} --chunk 512 --step"
     # Operators, over more than one of their chunks.
     for operator in ["logprobs", "entropy", "logprobs-entropy", "kl", "kl --reverse", "top-k --k 9", "sample --seed 7"]:
         yield (129, 40, 4200), f"--op {operator} --dtype bf16"
@@ -93,13 +107,15 @@ def check(arguments, folder, number, shape, options):
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=arguments.patience, check=False)
     except subprocess.TimeoutExpired:
-        return 1, f"{name} {options}: no answer within {arguments.patience} s"
+        return FAULT, f"{name} {options}: no answer within {arguments.patience} s"
     if os.path.exists(output):
         os.remove(output)
     if ended.returncode == 0 and json.loads(ended.stdout)["passed"] is True:
         return 0, None
     lines = ended.stderr.strip().splitlines() or [f"exit {ended.returncode}"]
-    return ended.returncode or 1, f"{name} {options}: {lines[-1]}"
+    # A signal is a negative number here.
+    code = ended.returncode if ended.returncode in (WRONG, REFUSED) else FAULT if ended.returncode else WRONG
+    return code, f"{name} {options}: {lines[-1]}"
 
 
 def main():
@@ -111,14 +127,18 @@ def main():
     arguments = parser.parse_args()
 
     start = time.monotonic()
-    todo = list(cases(arguments.device != "cpu"))
+    gpu = arguments.device != "cpu"
+    step = gpu and has_step(arguments.binary)
+    if gpu and not step:
+        print("recorded steps: this program has no run --step")
+    todo = list(cases(gpu, step))
     with tempfile.TemporaryDirectory() as folder:
         for seed, (shape, name) in enumerate(sorted({(shape, problem(shape, options)) for shape, options in todo})):
             operators = name.endswith("-operators")
             write_problem(os.path.join(folder, f"{name}.safetensors"), *shape, seed, operators)
         # One alone first: it says whether the device can be used at all.
         code, line = check(arguments, folder, 0, *todo[0])
-        if code == 2:
+        if code == REFUSED:
             print(f"device {arguments.device} cannot be used: {line.split(': ', 1)[-1]}")
             return 2
         results = [(code, line)]
@@ -133,19 +153,21 @@ def main():
             results += pool.map(run, enumerate(todo[1:], 1))
 
     # f32 has no kernels on some architectures; a refusal is no wrong result. The other types run on all.
-    refused = [line for code, line in filter(None, results) if code == 2 and "--dtype f32" in line]
+    refused = [line for code, line in filter(None, results) if code == REFUSED and "--dtype f32" in line]
+    faults = [line for code, line in filter(None, results) if code == FAULT]
     failures = [line for code, line in filter(None, results) if code != 0 and line not in refused]
     left_out = results.count(None)
     for line in refused:
         print(f"refused {line}")
     for line in failures:
-        print(f"FAILED {line}")
+        print(f"DEVICE FAULT {line}" if line in faults else f"FAILED {line}")
     passed = len(results) - left_out - len(failures) - len(refused)
     print(f"correctness on {arguments.device}: {passed} of {len(results)} cases passed, {len(failures)} failed", end="")
+    print(f", {len(faults)} of them by a fault of the device" if faults else "", end="")
     print(f", {len(refused)} refused" if refused else "", end="")
     print(f", {left_out} left out for want of time" if left_out else "", end="")
     print(f" ({time.monotonic() - start:.0f} s)")
-    return 1 if failures else 0
+    return FAULT if faults else WRONG if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Times `vocabfuse bench` and the competitors of `peers.py` in turn, and prints a table in markdown.
 
-Needs the standard library only: without torch the table has vocabfuse alone. Exits with 1 if vocabfuse fails, or a
-check of its results at full size does.
+Needs the standard library only: without torch the table has vocabfuse alone. Exits with 1 if vocabfuse refuses, or a
+check of its results at full size fails, with 3 if its device failed at work or it crashed.
 """
 
 import argparse
@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 
-MODES = {"vocabfuse, saved": "yes", "vocabfuse, recompute": "no"}
+MODES = {"vocabfuse, saved": ["--save", "yes"], "vocabfuse, recompute": ["--save", "no"]}
+STEP = {"vocabfuse, recorded step": ["--save", "yes", "--step"]}
 MATMUL = "matmul"
 MOST_TURNS = 7
 # A round of vocabfuse copies W and dW over the bus, outside of what is timed: the others have time for more rounds.
@@ -61,13 +62,23 @@ class Worker:
 
 
 class Failed(Exception):
-    """vocabfuse did not run, or its results are wrong."""
+    """vocabfuse did not run, or its results are wrong. `fault` if its device failed, or it crashed."""
+
+    def __init__(self, message, fault):
+        super().__init__(message)
+        self.fault = fault
 
 
-def bench(arguments, shape, save, check, seconds):
+def has_step(binary):
+    """Whether `bench` of this program replays recorded steps."""
+    ended = subprocess.run([binary, "bench", "--help"], capture_output=True, text=True, timeout=60, check=False)
+    return "--step" in ended.stdout.split()
+
+
+def bench(arguments, shape, mode, check, seconds):
     """One run of `vocabfuse bench`; its JSON object."""
     tokens, hidden, vocab = (str(size) for size in shape)
-    command = [arguments.binary, "bench", "--device", arguments.device, "--dtype", arguments.dtype, "--save", save]
+    command = [arguments.binary, "bench", "--device", arguments.device, "--dtype", arguments.dtype, *mode]
     command += ["--tokens", tokens, "--hidden", hidden, "--vocab", vocab, "--rounds", str(arguments.rounds), "--json"]
     command += ["--check"] if check else []
     try:
@@ -76,7 +87,7 @@ def bench(arguments, shape, save, check, seconds):
         return None
     if ended.returncode != 0:
         lines = ended.stderr.strip().splitlines() or [f"exit {ended.returncode}"]
-        raise Failed(lines[-1])
+        raise Failed(lines[-1], ended.returncode not in (1, 2))
     return json.loads(ended.stdout)
 
 
@@ -88,6 +99,7 @@ class Shape:
         self.turns = {}
         self.failures = {}
         self.correct = True
+        self.fault = False
 
     def add(self, name, entry):
         self.turns.setdefault(name, []).append(entry)
@@ -141,14 +153,15 @@ def measure(arguments, sizes, worker, competitors, deadline):
             shape.failures[name] = reply["error"]
     for turn in range(MOST_TURNS):
         start = time.monotonic()
-        for name, save in MODES.items():
+        for name, mode in MODES.items():
             if name in shape.failures:
                 continue
             try:
-                report = bench(arguments, sizes, save, turn == 0, deadline + 30 - time.monotonic())
+                report = bench(arguments, sizes, mode, turn == 0, deadline + 30 - time.monotonic())
             except Failed as error:
-                shape.failures[name] = f"FAILED: {error}"
+                shape.failures[name] = f"{'DEVICE FAULT' if error.fault else 'FAILED'}: {error}"
                 shape.correct = False
+                shape.fault |= error.fault
                 continue
             if report is None:
                 shape.failures[name] = "out of time"
@@ -221,6 +234,11 @@ def main():
     sizes = [[int(size) for size in shape.split(",")] for shape in arguments.shapes.split()]
 
     start = time.monotonic()
+    if arguments.device.startswith("cuda"):
+        if has_step(arguments.binary):
+            MODES.update(STEP)
+        else:
+            print("recorded steps: this program has no bench --step")
     worker = Worker(arguments.device)
     found = worker.ask({"op": "probe", "device": arguments.device}, 60)
     competitors = []
@@ -251,6 +269,8 @@ def main():
         print(f"Forward and backward; TFLOP/s of 6NVH; medians over turns of {rounds}, interleaved.")
         print("vocabfuse gives dX and dW in f32, the others in the type of their inputs.\n")
         print(table(shapes))
+    if any(shape.fault for shape in shapes):
+        return 3
     return 0 if turns and all(shape.correct for shape in shapes) else 1
 
 

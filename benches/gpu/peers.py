@@ -16,7 +16,16 @@ PROTOCOL = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 MATMUL = "matmul"
-COMPETITORS = ["torch-eager", "torch-compile", "cut-cross-entropy", "cut-cross-entropy-unfiltered", "liger"]
+COMPETITORS = [
+    "torch-eager",
+    "torch-compile",
+    "torch-linear-cross-entropy",
+    "cut-cross-entropy",
+    "cut-cross-entropy-unfiltered",
+    "liger",
+    "liger-sm90",
+    "quack",
+]
 
 
 def loss_function(name, on_gpu):
@@ -42,6 +51,22 @@ def loss_function(name, on_gpu):
             # Random inputs have hardly a probability above the filter's threshold: without it, as much work as here.
             options["filter_eps"] = None
         return lambda x, w, targets: linear_cross_entropy(x, w, targets, **options)
+    if name == "torch-linear-cross-entropy":
+        if not hasattr(F, "linear_cross_entropy"):
+            raise RuntimeError(f"torch {torch.__version__} has no F.linear_cross_entropy")
+        return lambda x, w, targets: F.linear_cross_entropy(x, w, targets)
+    if name in ("liger-sm90", "quack"):
+        if not on_gpu or torch.cuda.get_device_capability()[0] < 9:
+            raise RuntimeError("its kernels need a GPU of compute capability 9.0 or more")
+        if name == "quack":
+            from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+            return lambda x, w, targets: chunked_linear_cross_entropy(x, w, targets)
+        from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import (
+            LigerFusedLinearCrossEntropySM90Function,
+        )
+
+        return lambda x, w, targets: LigerFusedLinearCrossEntropySM90Function.apply(x, w, targets)
     if name == "liger":
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 

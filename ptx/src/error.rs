@@ -200,6 +200,21 @@ pub enum LaunchError {
         /// The broken rule.
         rule: &'static str,
     },
+    /// An instruction that several lanes of a warp have to run together, without all of them: one with `.aligned` where
+    /// a branch or a predicate has divided the warp, or one whose member mask names lanes that never come to it.
+    #[error("{at}: lanes {here:#010x} run what other lanes have to run with them; {}", missing(*.elsewhere, *.ended, *.branch))]
+    Divergent {
+        /// Where.
+        at: Location,
+        /// The lanes that came to it, one bit each.
+        here: u32,
+        /// Lanes that are missing and went another way.
+        elsewhere: u32,
+        /// Lanes that are missing and have ended, or never were.
+        ended: u32,
+        /// Line of the branch that divided them, if the lanes are in code that depends on it.
+        branch: Option<u32>,
+    },
     /// No thread of the resident blocks can go on.
     #[error("deadlock: {}", describe(.waits))]
     Deadlock {
@@ -212,6 +227,14 @@ pub enum LaunchError {
     /// More synchronisation than the race detector can number.
     #[error("too many synchronisation steps in one warp")]
     SynchronisationLimit,
+}
+
+fn missing(elsewhere: u32, ended: u32, branch: Option<u32>) -> String {
+    let lanes = format!("lanes {elsewhere:#010x} are elsewhere and lanes {ended:#010x} have ended");
+    match branch {
+        Some(line) => format!("{lanes}, divided by the branch of PTX line {line}"),
+        None => lanes,
+    }
 }
 
 fn describe(waits: &[Wait]) -> String {

@@ -56,6 +56,8 @@ pub struct Kernel {
     pub(crate) predicates: usize,
     pub(crate) specials: Vec<(Special, Reg)>,
     pub(crate) code: Vec<Instruction>,
+    /// Where the ways from each branch meet again.
+    pub(crate) joins: Vec<u32>,
 }
 
 impl Kernel {

@@ -52,6 +52,6 @@ mod syntax;
 pub use check::{Race, RaceKind, Site, UninitializedRead};
 pub use error::{LaunchError, Location, MemoryError, ParseError, ParseErrorKind, Space, Wait};
 pub use kernel::{Kernel, Module, Parameter};
-pub use machine::{Arg, Checks, Launch, launch};
+pub use machine::{Accumulation, Arg, Checks, Launch, launch};
 pub use memory::Memory;
 pub use report::{Class, ClassCounts, GlobalCounters, LineCounters, Report, SharedCounters};

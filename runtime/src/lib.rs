@@ -39,7 +39,7 @@ pub use device::Device;
 pub use embedding::{Embedded, InputLayer, Lookup, Selecting, TableGrad};
 pub use error::Error;
 pub use filter::Filtered;
-pub use gpu::{DeviceTensor, Gpu, Ptx, PtxReport, Step, StepOptions, Traffic};
+pub use gpu::{Accumulation, DeviceTensor, Gpu, Ptx, PtxReport, Step, StepOptions, Traffic};
 pub use gradient::GradientMut;
 pub use input_grad::InputGrad;
 pub use layer::{Done, Merging, OutputLayer, Partial};

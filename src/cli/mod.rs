@@ -17,7 +17,7 @@ use std::process::ExitCode;
 /// Fused vocabulary layers of language models: generates the kernels and runs them with the vocabulary split over ranks.
 #[derive(Debug, Parser)]
 #[command(name = "vocabfuse", version, disable_help_subcommand = true, arg_required_else_help = false)]
-#[command(after_help = "Exit codes: 0 success, 1 a failed check, 2 unusable input.\n\
+#[command(after_help = "Exit codes: 0 success, 1 a failed check, 2 unusable input, 3 a device that failed at work.\n\
     RUST_LOG=info (or debug) shows more on stderr; VOCABFUSE_ISA=scalar|avx2|avx512|avx512bf16|amx forces an instruction set,\n\
     VOCABFUSE_ISA_LIMIT hides what is beyond one.\n\
     Try: vocabfuse train --text README.md --steps 100")]
@@ -71,9 +71,16 @@ pub fn main() -> ExitCode {
         Ok(Outcome::FailedCheck) => ExitCode::from(1),
         Err(error) => {
             print_error(&one_line(&format!("error: {}", causes(&error))));
-            ExitCode::from(2)
+            ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// 3 where a device that could be opened failed, else 2.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    let failed =
+        |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(vocabfuse::Error::Device(_)));
+    if error.chain().any(failed) { 3 } else { 2 }
 }
 
 fn start_log() {
@@ -132,6 +139,15 @@ mod tests {
     #[test]
     fn the_options_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_device_that_fails_has_an_exit_code_of_its_own() {
+        let fault = anyhow::Error::from(vocabfuse::Error::Device("cuda:0: an illegal memory access".to_owned()));
+        assert_eq!(exit_code(&fault), 3);
+        assert_eq!(exit_code(&fault.context("pass S")), 3);
+        assert_eq!(exit_code(&vocabfuse::Error::Missing("no driver".to_owned()).into()), 2);
+        assert_eq!(exit_code(&anyhow::anyhow!("option --device: expected cpu")), 2);
     }
 
     #[test]

@@ -60,7 +60,8 @@ spelled! {
     Precision, "precision" {
         /// Factors rounded to tf32, eleven significant bits; CUDA.
         Tf32 = "tf32",
-        /// Factors as sums of two tf32 numbers, three products: almost that of f32; CUDA.
+        /// Factors as sums of two tf32 numbers, three products: almost that of f32; CUDA. Tensor cores, which cut their sums, add
+        /// up eight terms at a time.
         Tf32x3 = "tf32x3",
         /// Factors as sums of two bf16 numbers, three products with f32 sums; CPU targets that multiply bf16. A product
         /// x w is off by at most 2^-15 |x w|, besides the roundings of f32 sums: by 2^-16 of it from the product of the two

@@ -9,7 +9,7 @@ use vocabfuse_codegen::emit::{cuda_entry, emit};
 use vocabfuse_codegen::manifest::Entry;
 use vocabfuse_codegen::spec::Extent;
 use vocabfuse_codegen::{Dtype, KernelKind, KernelSpec, Loss, Precision, Target};
-use vocabfuse_ptx::{Arg, Class, Launch, Memory, Module, Report, launch};
+use vocabfuse_ptx::{Accumulation, Arg, Class, Launch, Memory, Module, Report, launch};
 
 /// A compiled kernel.
 pub struct Compiled {
@@ -37,12 +37,14 @@ pub struct Device {
     pub loss: Loss,
     pub memory: Memory,
     pub seed: u64,
+    pub accumulation: Accumulation,
     pub traffic: BTreeMap<String, Traffic>,
 }
 
 impl Device {
     pub fn new(dtype: Dtype, precision: Option<Precision>, chunk: usize, loss: Loss, seed: u64) -> Device {
-        Device { dtype, precision, chunk, loss, memory: Memory::new(), seed, traffic: BTreeMap::new() }
+        let (memory, accumulation, traffic) = (Memory::new(), Accumulation::default(), BTreeMap::new());
+        Device { dtype, precision, chunk, loss, memory, seed, accumulation, traffic }
     }
 
     // Every kernel is compiled once a process.
@@ -105,6 +107,7 @@ impl Device {
             seed: self.seed,
             resident_blocks: 1 + self.seed as usize % 2,
             instruction_limit: 200_000_000,
+            accumulation: self.accumulation,
             ..Launch::default()
         };
         let kernel = compiled.module.kernel(&name).unwrap();

@@ -6,6 +6,7 @@ mod gates;
 mod host;
 mod problem;
 mod rows;
+mod sums;
 
 use device::Device;
 use host::{Layout, Shard, Stages};

@@ -90,6 +90,10 @@ fn decode_reduction(s: &mut Statement<'_, '_>, mut aligned: bool) -> Result<Barr
 }
 
 impl Barrier {
+    pub(crate) fn is_aligned(&self) -> bool {
+        matches!(self, Barrier::Block { aligned: true, .. })
+    }
+
     pub(crate) fn gate(&self) -> Gate {
         match *self {
             Barrier::Block { aligned: true, .. } => Gate::Alive,

@@ -9,6 +9,8 @@ pub(crate) enum Branch {
     Jump {
         /// Index of the next instruction.
         target: u32,
+        /// Whether all lanes that come to it go the same way, as `.uni` promises.
+        uniform: bool,
     },
     /// End of the thread.
     Exit,
@@ -17,12 +19,11 @@ pub(crate) enum Branch {
 }
 
 pub(super) fn decode<'t>(s: &mut Statement<'_, 't>, label: &mut Option<&'t str>) -> Result<Branch, ParseErrorKind> {
-    // `.uni` promises that no lane diverges; nothing is gained by it here.
-    s.take("uni");
+    let uniform = s.take("uni");
     match s.head() {
         "bra" => {
             *label = Some(s.label()?);
-            Ok(Branch::Jump { target: 0 })
+            Ok(Branch::Jump { target: 0, uniform })
         }
         "ret" | "exit" => Ok(Branch::Exit),
         "trap" => Ok(Branch::Trap),

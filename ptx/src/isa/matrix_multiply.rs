@@ -7,17 +7,19 @@
 //! - of B (K x 8, column-major): column `g`, the elements that start at row
 //!   `q * per + i * 4 * per`;
 //! - of C and D (16 x 8, f32): row `g + 8 (i >> 1)`, column `2 q + (i & 1)`.
+//!
+//! How the products are added up is the launch's choice, see [`Accumulation`].
 
 use half::f16;
 
+use super::fused_sum::{COLUMNS, Line, Number, add_products};
 use super::types::Type;
 use super::{Operand, Reg};
 use crate::error::ParseErrorKind;
-use crate::machine::{Lanes, Mask, Registers, WARP};
+use crate::machine::{Accumulation, Lanes, Mask, Registers, WARP};
 use crate::syntax::Statement;
 
 const ROWS: usize = 16;
-const COLUMNS: usize = 8;
 /// Longest inner dimension.
 const DEPTH: usize = 16;
 
@@ -75,6 +77,22 @@ impl Input {
         }
     }
 
+    /// Products of one sum of a tensor core.
+    fn products_at_once(self) -> usize {
+        match self {
+            Input::Bf16 | Input::F16 => 8,
+            Input::Tf32 => 4,
+        }
+    }
+
+    /// The exponent of subnormal numbers.
+    fn least_exponent(self) -> i32 {
+        match self {
+            Input::Bf16 | Input::Tf32 => -126,
+            Input::F16 => -14,
+        }
+    }
+
     /// Element `e` of a register.
     #[inline]
     fn element(self, register: u64, e: usize) -> f32 {
@@ -88,33 +106,64 @@ impl Input {
     }
 }
 
+/// Results, or what they start from.
+type Tile = [[f32; COLUMNS]; ROWS];
+
 impl MatrixMultiply {
-    pub(crate) fn execute(&self, r: &mut Registers) {
+    pub(crate) fn execute(&self, r: &mut Registers, accumulation: Accumulation) {
         let a = self.gather(r, &self.a, |i| (8 * (i & 1), i >> 1));
         let b = self.gather(r, &self.b, |i| (0, i));
-        let mut d = [[0f32; COLUMNS]; ROWS];
-        // B with its columns innermost, so that the sum below is over vectors.
+        // B with its columns innermost, so that sums are over vectors.
         let mut by_depth = [[0f32; COLUMNS]; DEPTH];
         for (column, values) in b.iter().take(COLUMNS).enumerate() {
             for (k, &value) in values.iter().enumerate() {
                 by_depth[k][column] = value;
             }
         }
-        for (row, factors) in d.iter_mut().zip(&a) {
-            for (&factor, values) in factors.iter().zip(&by_depth).take(self.k) {
-                for (sum, &value) in row.iter_mut().zip(values) {
+        let mut d = [[0f32; COLUMNS]; ROWS];
+        for i in 0..4 {
+            let c = r.get(self.c[i]);
+            for (lane, &value) in c.iter().enumerate() {
+                let (row, column) = place(i, lane);
+                d[row][column] = f32::from_bits(value as u32);
+            }
+        }
+        match accumulation {
+            Accumulation::Rounded => self.add_rounded(&mut d, &a, &by_depth),
+            Accumulation::Truncated => self.add_truncated(&mut d, &a, &by_depth),
+        }
+        for i in 0..4 {
+            let out: Lanes = std::array::from_fn(|lane| {
+                let (row, column) = place(i, lane);
+                u64::from(d[row][column].to_bits())
+            });
+            r.set(self.d[i], &out, Mask::MAX);
+        }
+    }
+
+    /// Adds up the products in f32, then adds that to what is there.
+    fn add_rounded(&self, d: &mut Tile, a: &[[f32; DEPTH]; ROWS], b: &[[f32; COLUMNS]; DEPTH]) {
+        for (row, factors) in d.iter_mut().zip(a) {
+            let mut sums = [0f32; COLUMNS];
+            for (&factor, values) in factors.iter().zip(b).take(self.k) {
+                for (sum, &value) in sums.iter_mut().zip(values) {
                     *sum += factor * value;
                 }
             }
+            row.iter_mut().zip(sums).for_each(|(d, sum)| *d += sum);
         }
-        for i in 0..4 {
-            let c = r.get(self.c[i]);
-            let out: Lanes = std::array::from_fn(|lane| {
-                let (row, column) = (lane / 4 + 8 * (i >> 1), 2 * (lane % 4) + (i & 1));
-                let sum = f32::from_bits(c[lane] as u32) + d[row][column];
-                u64::from(sum.to_bits())
-            });
-            r.set(self.d[i], &out, Mask::MAX);
+    }
+
+    /// Adds products to what is there as tensor cores do.
+    fn add_truncated(&self, d: &mut Tile, a: &[[f32; DEPTH]; ROWS], b: &[[f32; COLUMNS]; DEPTH]) {
+        let least = self.input.least_exponent();
+        let lines = b.map(|values| Line::new(&values, least));
+        for (sums, factors) in d.iter_mut().zip(a) {
+            let factors = factors.map(|value| Number::new(value, least));
+            let at_once = self.input.products_at_once();
+            for (row, lines) in factors[..self.k].chunks(at_once).zip(lines.chunks(at_once)) {
+                add_products(sums, row, lines);
+            }
         }
     }
 
@@ -142,4 +191,9 @@ impl MatrixMultiply {
         }
         matrix
     }
+}
+
+/// Row and column of register `i` of a lane's results.
+fn place(i: usize, lane: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (i >> 1), 2 * (lane % 4) + (i & 1))
 }

@@ -14,7 +14,9 @@ pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod fence;
 pub(crate) mod float;
+mod fused_sum;
 pub(crate) mod integer;
+pub(crate) mod joins;
 pub(crate) mod load_store;
 pub(crate) mod logic;
 pub(crate) mod math;
@@ -85,6 +87,15 @@ pub(crate) enum Gate {
 }
 
 impl Op {
+    /// Whether all lanes of a warp have to run it together (`.aligned`), so that code where lanes diverge must not have it.
+    pub(crate) fn is_aligned(&self) -> bool {
+        match self {
+            Op::Barrier(barrier) => barrier.is_aligned(),
+            Op::MatrixLoad(_) | Op::MatrixMultiply(_) => true,
+            _ => false,
+        }
+    }
+
     pub(crate) fn gate(&self) -> Gate {
         match self {
             Op::Barrier(barrier) => barrier.gate(),

@@ -1,6 +1,7 @@
 //! Checked accesses of lanes to memory.
 
 use super::block::Context;
+use super::lanes::Mask;
 use super::warp::Warp;
 use crate::check::{Accessor, Conflict, Hazard, RaceKind};
 use crate::error::{LaunchError, Location, Space};
@@ -31,14 +32,31 @@ pub(crate) enum Strength {
 /// Why a lane cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
-    Refused { refusal: Refusal, space: Space, address: u64, bytes: usize, lane: usize },
-    Illegal { rule: &'static str, lane: usize },
+    Refused {
+        refusal: Refusal,
+        space: Space,
+        address: u64,
+        bytes: usize,
+        lane: usize,
+    },
+    Illegal {
+        rule: &'static str,
+        lane: usize,
+    },
+    /// Lanes that run something for which others are missing.
+    Divergent {
+        here: Mask,
+        elsewhere: Mask,
+        ended: Mask,
+        branch: Option<u32>,
+    },
 }
 
 impl Fault {
     fn lane(&self) -> usize {
         match *self {
             Fault::Refused { lane, .. } | Fault::Illegal { lane, .. } => lane,
+            Fault::Divergent { here, .. } => here.trailing_zeros() as usize,
         }
     }
 }
@@ -212,6 +230,10 @@ impl Context<'_, '_> {
         let at = self.location(warp, fault.lane());
         match fault {
             Fault::Illegal { rule, .. } => LaunchError::Illegal { at, rule },
+            Fault::Divergent { here, elsewhere, ended, branch } => {
+                let branch = branch.map(|pc| self.grid.recorder.events().line(pc));
+                LaunchError::Divergent { at, here, elsewhere, ended, branch }
+            }
             Fault::Refused { refusal: Refusal::OutOfBounds, space, address, bytes, .. } => {
                 LaunchError::OutOfBounds { at, space, address, bytes }
             }

@@ -2,7 +2,7 @@
 
 use rand_chacha::ChaCha8Rng;
 
-use super::launch::Checks;
+use super::launch::{Accumulation, Checks};
 use crate::check::{GlobalShadow, SyncTable};
 use crate::memory::Memory;
 use crate::report::Recorder;
@@ -15,6 +15,7 @@ pub(crate) struct Grid<'m> {
     pub(crate) recorder: Recorder,
     pub(crate) rng: ChaCha8Rng,
     pub(crate) checks: Checks,
+    pub(crate) accumulation: Accumulation,
     /// Kernel arguments.
     pub(crate) parameters: Vec<u8>,
 }

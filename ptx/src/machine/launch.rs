@@ -31,10 +31,12 @@ pub struct Launch {
     pub instruction_limit: u64,
     /// What to look for.
     pub checks: Checks,
+    /// How matrix multiplications add up.
+    pub accumulation: Accumulation,
 }
 
 impl Default for Launch {
-    /// One block of one warp, all checks on.
+    /// One block of one warp, all checks on, sums as tensor cores form them.
     fn default() -> Self {
         Launch {
             grid: [1; 3],
@@ -44,6 +46,7 @@ impl Default for Launch {
             resident_blocks: 1,
             instruction_limit: 1 << 30,
             checks: Checks::default(),
+            accumulation: Accumulation::default(),
         }
     }
 }
@@ -109,6 +112,23 @@ impl Default for Checks {
     }
 }
 
+/// How matrix multiplications (`mma`) add products to their accumulator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accumulation {
+    /// As the tensor cores of compute capability 8.x do, by what is publicly known of them: 8 products of 16-bit
+    /// factors, or 4 of TF32, and the accumulator are cut below the 24th binary place under the largest exponent among
+    /// them, added up, and the result is cut to f32. Errors point towards zero, so they add up in long sums, while those
+    /// of rounding largely cancel. Newer tensor cores keep more.
+    ///
+    /// Sources: Fasi, Higham, Mikaitis and Pranesh, PeerJ Computer Science 7:e330 (2021); the models of arXiv:2511.10909
+    /// and arXiv:2512.07004, which were compared with hardware bit by bit.
+    #[default]
+    Truncated,
+    /// In f32, each addition rounded to nearest. A kernel that is right with this and wrong otherwise loses its digits
+    /// in the sums of the tensor cores.
+    Rounded,
+}
+
 /// One kernel argument.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -159,6 +179,7 @@ pub fn launch(kernel: &Kernel, launch: &Launch, arguments: &[Arg], memory: &mut 
         recorder: Recorder::new(&kernel.code, launch.warps() as u32),
         rng: ChaCha8Rng::seed_from_u64(launch.seed),
         checks: launch.checks,
+        accumulation: launch.accumulation,
         parameters,
     };
     let grid = Scheduler::new(kernel, launch, grid).run()?;

@@ -99,8 +99,7 @@ impl<'k, 'm> Scheduler<'k, 'm> {
         }
         let mut left = slice;
         let prefer = (prefer < WARP).then_some(prefer);
-        warp.run(&self.kernel.code, &mut context, &mut left, prefer)
-            .map_err(|fault| context.locate_fault(warp, fault))?;
+        warp.run(self.kernel, &mut context, &mut left, prefer).map_err(|fault| context.locate_fault(warp, fault))?;
         self.budget -= slice - left;
         if warp.clock.now() >= Epoch::MAX_CLOCK {
             return Err(LaunchError::SynchronisationLimit);

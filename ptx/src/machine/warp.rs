@@ -4,11 +4,13 @@ use super::access::Fault;
 use super::barriers::Release;
 use super::block::Context;
 use super::copies::Copies;
+use super::divergence::{Divergence, Divided};
 use super::lanes::{Mask, WARP, lanes};
 use super::registers::Registers;
 use crate::check::{Accessor, Clock, FenceState, RaceKind};
 use crate::error::Space;
 use crate::isa::branch::Branch;
+use crate::isa::joins::NOWHERE;
 use crate::isa::{Gate, Instruction, Op};
 use crate::kernel::Kernel;
 use crate::memory::LocalMemory;
@@ -32,6 +34,7 @@ pub(crate) struct Warp {
     /// Lanes that have not ended.
     pub(crate) alive: Mask,
     pub(super) pc: [u32; WARP],
+    divergence: Divergence,
 }
 
 /// Lanes at one instruction.
@@ -56,6 +59,7 @@ impl Warp {
             gated: 0,
             alive: Mask::MAX >> (WARP - count),
             pc: [0; WARP],
+            divergence: Divergence::default(),
         }
     }
 
@@ -87,7 +91,7 @@ impl Warp {
     /// cannot keep the others from running.
     pub(super) fn run(
         &mut self,
-        code: &[Instruction],
+        kernel: &Kernel,
         context: &mut Context<'_, '_>,
         budget: &mut u64,
         mut prefer: Option<usize>,
@@ -96,7 +100,7 @@ impl Warp {
             let Some(group) = self.next_group(prefer.take()) else {
                 return Ok(());
             };
-            self.run_group(code, context, budget, group)?;
+            self.run_group(kernel, context, budget, group)?;
         }
         Ok(())
     }
@@ -127,7 +131,7 @@ impl Warp {
 
     fn run_group(
         &mut self,
-        code: &[Instruction],
+        kernel: &Kernel,
         context: &mut Context<'_, '_>,
         budget: &mut u64,
         group: Group,
@@ -136,8 +140,9 @@ impl Warp {
         while *budget > 0 && pc < limit {
             *budget -= 1;
             // The parser ends every kernel with an exit, so this cannot be past the end.
-            let instruction = &code[pc as usize];
+            let instruction = &kernel.code[pc as usize];
             context.instruction = pc;
+            self.divergence.arrive(pc, mask);
             let active = match instruction.guard {
                 None => mask,
                 Some(guard) => mask & self.registers.guard(guard),
@@ -148,8 +153,16 @@ impl Warp {
                 continue;
             }
             match &instruction.op {
-                Op::Branch(Branch::Jump { target }) if active == mask => pc = *target,
-                Op::Branch(Branch::Jump { target }) => {
+                Op::Branch(Branch::Jump { target, .. }) if active == mask => pc = *target,
+                Op::Branch(Branch::Jump { uniform: true, .. }) => {
+                    let lane = active.trailing_zeros() as usize;
+                    return Err(Fault::Illegal { rule: "a branch with .uni goes both ways", lane });
+                }
+                Op::Branch(Branch::Jump { target, .. }) => {
+                    let join = kernel.joins[pc as usize];
+                    if join != NOWHERE {
+                        self.divergence.split(pc, join, [active, mask & !active]);
+                    }
                     self.set_pc(active, *target);
                     self.set_pc(mask & !active, pc + 1);
                     return Ok(());
@@ -166,10 +179,19 @@ impl Warp {
                     return Err(Fault::Illegal { rule: "the kernel trapped", lane: active.trailing_zeros() as usize });
                 }
                 op => {
+                    if op.is_aligned() && active != mask {
+                        return Err(Fault::Divergent {
+                            here: active,
+                            elsewhere: mask & !active,
+                            ended: 0,
+                            branch: None,
+                        });
+                    }
                     if !self.is_open(op.gate(), active) {
                         self.set_pc(mask & !active, pc + 1);
                         return self.wait_at_gate(op, context, active, pc);
                     }
+                    self.together(op, active)?;
                     self.execute(op, context, active)?;
                     if self.parked & active != 0 {
                         self.set_pc(active, pc);
@@ -224,12 +246,43 @@ impl Warp {
                 lanes(set).all(|l| self.gated >> l & 1 == 1 && self.pc[l] == pc && self.wanted(gate, l) == set);
             if complete {
                 self.gated &= !set;
+                self.together(op, set)?;
                 self.execute(op, context, set)?;
                 let gone = set & !self.parked;
                 self.set_pc(gone, pc + 1);
             }
         }
+        if self.gated == self.alive {
+            return Err(self.stuck(op, context, arriving, pc));
+        }
         Ok(())
+    }
+
+    /// The fault of a warp in which every lane waits for another one: none will ever come. Those that a branch has led to
+    /// where they wait are at fault before those that `arriving` lanes miss at `op`.
+    fn stuck(&self, op: &Op, context: &mut Context<'_, '_>, arriving: Mask, pc: u32) -> Fault {
+        let at = |mask: Mask, pc: u32| lanes(mask).filter(|&l| self.pc[l] == pc).fold(0, |m: Mask, l| m | 1 << l);
+        if let Some(Divided { here, elsewhere, branch }) = self.divergence.among(self.gated, self.alive) {
+            context.instruction = self.pc[here.trailing_zeros() as usize];
+            return Fault::Divergent { here: at(here, context.instruction), elsewhere, ended: 0, branch: Some(branch) };
+        }
+        let wanted = lanes(arriving).fold(arriving, |all, lane| all | self.wanted(op.gate(), lane));
+        let here = at(wanted & self.gated, pc);
+        Fault::Divergent { here, elsewhere: wanted & self.alive & !here, ended: wanted & !self.alive, branch: None }
+    }
+
+    /// Refuses an aligned instruction in code that only some lanes of the warp run.
+    #[inline]
+    fn together(&self, op: &Op, set: Mask) -> Result<(), Fault> {
+        if !op.is_aligned() {
+            return Ok(());
+        }
+        match self.divergence.among(set, self.alive) {
+            None => Ok(()),
+            Some(Divided { here, elsewhere, branch }) => {
+                Err(Fault::Divergent { here, elsewhere, ended: 0, branch: Some(branch) })
+            }
+        }
     }
 
     /// What lane `lane`, which waits at `op`, is missing.
@@ -242,6 +295,7 @@ impl Warp {
 
     fn exit(&mut self, context: &mut Context<'_, '_>, mask: Mask) {
         self.alive &= !mask;
+        self.divergence.exit(mask);
         context.block.barriers.leave(mask.count_ones());
         // Whoever waits for all lanes of the warp has to look again.
         self.gated = 0;
@@ -271,7 +325,7 @@ impl Warp {
             Op::Compare(op) => op.execute(registers, mask),
             Op::Convert(op) => op.execute(registers, mask),
             Op::Move(op) => op.execute(registers, mask),
-            Op::MatrixMultiply(op) => op.execute(registers),
+            Op::MatrixMultiply(op) => op.execute(registers, context.grid.accumulation),
             Op::Vote(op) => op.execute(registers, mask),
             Op::Shuffle(op) => op.execute(registers, mask)?,
             Op::Memory(op) => op.execute(self, context, mask)?,

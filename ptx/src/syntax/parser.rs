@@ -10,6 +10,7 @@ use super::scope::{Scope, Symbol};
 use super::statement::Statement;
 use crate::error::{ParseError, ParseErrorKind};
 use crate::isa::branch::Branch;
+use crate::isa::joins::joins;
 use crate::isa::{Guard, Instruction, Op, decode};
 use crate::kernel::{Kernel, Module};
 
@@ -117,6 +118,7 @@ impl<'t> ModuleParser<'t> {
             registers: scope.take_registers(),
             predicates: scope.predicate_count(),
             specials: scope.specials,
+            joins: joins(&code),
             code,
         });
         Ok(())
@@ -294,7 +296,9 @@ impl<'t> Body<'_, 't> {
                 let kind = ParseErrorKind::UndefinedName(pending.label.to_owned());
                 (pending.line, kind)
             })?;
-            self.code[pending.instruction].op = Op::Branch(Branch::Jump { target });
+            if let Op::Branch(Branch::Jump { target: to, .. }) = &mut self.code[pending.instruction].op {
+                *to = target;
+            }
         }
         Ok(())
     }

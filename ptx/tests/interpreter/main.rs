@@ -4,6 +4,7 @@ mod arithmetic;
 mod async_copy;
 mod collectives;
 mod counters;
+mod divergence;
 mod functions;
 mod matmul;
 mod matrix_load;

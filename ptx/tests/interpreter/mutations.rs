@@ -115,6 +115,32 @@ fn wrong_barriers_are_errors_or_races() {
 }
 
 #[test]
+fn divergence_at_aligned_instructions_is_an_error() {
+    let odd = "mov.u32 oddness, %tid.x; and.b32 oddness, oddness, 1; setp.eq.u32 odd, oddness, 1;";
+    for (from, to) in [
+        ("bar.sync 0;", "@odd bar.sync 0;"),
+        ("bar.sync 0;", "@odd bra PAST; bar.sync 0; PAST:"),
+        ("mma.sync.aligned", "@odd mma.sync.aligned"),
+        ("ldmatrix.sync.aligned", "@!odd ldmatrix.sync.aligned"),
+        // A promise that all threads go the same way, broken.
+        ("bar.sync 0;", "@odd bra.uni PAST; bar.sync 0; PAST:"),
+    ] {
+        let text = plant(from, &format!("{odd} {to}"), Some(0));
+        let text = text.replacen(".reg .pred", ".reg .pred odd; .reg .b32 oddness; .reg .pred", 1);
+        let module = Module::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let kernel = module.kernel("matmul").unwrap();
+        for seed in 0..4 {
+            let at = match matmul(kernel, [70, 136, 72], seed) {
+                Err(LaunchError::Divergent { at, .. } | LaunchError::Illegal { at, .. }) => at,
+                other => panic!("missed: {to}: {:?}", other.err()),
+            };
+            let line = text.lines().nth(at.line as usize - 1).unwrap();
+            assert!(line.contains("odd") && line.contains(from), "{to}: {line}");
+        }
+    }
+}
+
+#[test]
 fn swapped_fragments_are_wrong_results() {
     for (from, to, nth) in [
         ("{%r100, %r101, %r102, %r103},", "{%r100, %r102, %r101, %r103},", Some(0)),

@@ -157,24 +157,6 @@ fn a_barrier_does_not_wait_for_threads_that_ended() {
 }
 
 #[test]
-fn divergent_collectives_are_deadlocks() {
-    for stuck in [
-        "@%p1 bar.sync 0;\nbar.sync 1;",
-        "@%p1 shfl.sync.bfly.b32 %r1, %tid, 1, 31, -1;",
-        "@%p1 bar.warp.sync -1;",
-        "@%p1 bra SKIP;\nldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r0];\nSKIP:",
-        "@%p1 ret;\nbar.warp.sync -1;",
-    ] {
-        let body = format!("mov.u32 %r0, dynamic;\nsetp.lt.u32 %p1, %tid, 7;\n{stuck}");
-        let result = run_words(&body, &block(32, 1), &[0], 1);
-        let Err(LaunchError::Deadlock { waits }) = result else {
-            panic!("{stuck}: no deadlock");
-        };
-        assert!(waits[0].line > 0 && !waits[0].reason.is_empty());
-    }
-}
-
-#[test]
 fn an_endless_loop_ends() {
     let result = run_words("LOOP:\nbra LOOP;", &block(32, 0), &[0], 1);
     assert_eq!(result.err(), Some(LaunchError::InstructionLimit(1_000_000)));

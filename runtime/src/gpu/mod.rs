@@ -33,6 +33,7 @@ pub use meter::Traffic;
 pub use ptx::{Ptx, PtxReport};
 pub use step::{Step, StepOptions};
 pub use tensor::DeviceTensor;
+pub use vocabfuse_ptx::Accumulation;
 
 use crate::{Error, Result};
 use cache::Cache;

@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vocabfuse_codegen::compile::capability::Capability;
 use vocabfuse_codegen::compile::occupancy::Architecture;
-use vocabfuse_ptx::{Arg, Class, Launch, Memory, Module, Report, launch};
+use vocabfuse_ptx::{Accumulation, Arg, Class, Launch, Memory, Module, Report, launch};
 
 /// Warp instructions after which a launch counts as endless.
 const INSTRUCTION_LIMIT: u64 = 1 << 36;
@@ -24,6 +24,7 @@ struct State {
     memory: Memory,
     modules: Vec<(String, Module)>,
     seed: u64,
+    accumulation: Accumulation,
     report: PtxReport,
 }
 
@@ -85,7 +86,8 @@ impl Ptx {
             return Err(Error::Option { option: "device", message });
         };
         let (memory, modules, report) = (Memory::new(), vec![], PtxReport::default());
-        let state = Arc::new(Mutex::new(State { memory, modules, seed: 0, report }));
+        let state = State { memory, modules, seed: 0, accumulation: Accumulation::default(), report };
+        let state = Arc::new(Mutex::new(state));
         Ok(Ptx { architecture, state, meter: Arc::default() })
     }
 
@@ -94,6 +96,15 @@ impl Ptx {
     /// Launches of one rank with the same seed run alike; those of several ranks come in the order of their threads.
     pub fn reseed(&self, seed: u64) {
         self.state().seed = seed;
+    }
+
+    /// Chooses how the matrix products of the launches to come add up.
+    ///
+    /// Without a call they do it as tensor cores do, [`Accumulation::Truncated`]: the pessimistic of the two, and the same in every
+    /// run whatever the seed is, so that an error that only truncation shows is found at once and found again.
+    /// [`Accumulation::Rounded`] tells whether an error comes from that.
+    pub fn accumulate(&self, accumulation: Accumulation) {
+        self.state().accumulation = accumulation;
     }
 
     /// What was found since the last call.
@@ -178,6 +189,7 @@ impl Driver for Ptx {
             seed,
             resident_blocks: 1 + state.seed as usize % 2,
             instruction_limit: INSTRUCTION_LIMIT,
+            accumulation: state.accumulation,
             ..Launch::default()
         };
         let report = launch(kernel, &launched, &arguments, &mut state.memory)

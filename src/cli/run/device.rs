@@ -51,7 +51,11 @@ impl Choice {
     pub fn open(&self, threads: Option<usize>, precision: Option<Precision>) -> anyhow::Result<Opened> {
         Ok(match self {
             Choice::Cpu => Opened::Cpu(Cpu::new(threads)?.with_precision(precision)),
-            Choice::Cuda(ordinal) => Opened::Cuda(Gpu::cuda(*ordinal)?.with_precision(precision)),
+            Choice::Cuda(ordinal) => {
+                // One that is not there is no fault of a device, which has an exit code of its own.
+                let gpu = Gpu::cuda(*ordinal).map_err(|error| anyhow!("{error}"))?;
+                Opened::Cuda(gpu.with_precision(precision))
+            }
             Choice::Ptx(architecture) => {
                 let ptx = Ptx::new(architecture).map_err(|error| match error {
                     Error::Option { message, .. } => anyhow!("option --device: {message}"),
